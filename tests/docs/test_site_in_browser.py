@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "experiment"))
+sys.path.insert(0, str(Path(__file__).parents[1] / "results"))
 from test_page_in_browser import CHROMIUM, opened
 
 SITE = Path(__file__).parents[2] / "build" / "site"

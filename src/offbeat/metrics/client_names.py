@@ -1,8 +1,9 @@
-"""What clients are called. A client is a number; where it is somebody (`bern.npz`, a hospital that joined), the run
-knows the name, once: a simulation as a fact of its trace, a live run in sites.json.
+"""Names of clients. Clients are numbers; a run records the names of those that have one (`bern.npz`, a hospital).
 
-In SQL:  SELECT name.value, COUNT(*) FROM trace JOIN json_each((SELECT value FROM facts WHERE key = 'names')) name
-         ON name.key = client WHERE kind = 'arrive' GROUP BY client
+A simulation stores them as a fact of its trace, a live run in sites.json. In SQL:
+
+    SELECT name.value, COUNT(*) FROM trace JOIN json_each((SELECT value FROM facts WHERE key = 'names')) name
+    ON name.key = client WHERE kind = 'arrive' GROUP BY client
 """
 
 from __future__ import annotations
@@ -14,40 +15,41 @@ from pathlib import Path
 
 from offbeat.core.errors import RunError
 
-NAMES = "names"  # the fact: client -> name, as JSON
-SITES = "sites.json"  # as engine/live/site_ids.py writes it
-MOST = 40  # clients that are told one by one
+NAMES_FACT = "names"  # JSON: client -> name
+SITES_FILE = "sites.json"  # written by engine/live/site_ids.py
+MAX_LISTED_CLIENTS = 40  # larger populations are not listed client by client
 
 
-def called(client: int, names: Mapping[int, str]) -> str:
+def client_label(client: int, names: Mapping[int, str]) -> str:
     return names.get(client, str(client))
 
 
-def facts(names: Mapping[int, str]) -> dict[str, str]:
-    return {NAMES: json.dumps({str(client): name for client, name in names.items()})} if names else {}
+def names_fact(names: Mapping[int, str]) -> dict[str, str]:
+    """Return the fact that a trace stores; none if no client has a name."""
+    return {NAMES_FACT: json.dumps({str(client): name for client, name in names.items()})} if names else {}
 
 
-def names(db: sqlite3.Connection) -> dict[int, str]:
-    """As the trace has them."""
-    stored = db.execute("SELECT value FROM facts WHERE key = ?", (NAMES,)).fetchone()
+def read_names(db: sqlite3.Connection) -> dict[int, str]:
+    """Read the names from a trace."""
+    stored = db.execute("SELECT value FROM facts WHERE key = ?", (NAMES_FACT,)).fetchone()
     try:
         return {int(client): str(name) for client, name in json.loads(stored[0]).items()} if stored else {}
     except (ValueError, AttributeError, TypeError, RecursionError):
-        raise RunError(f"the trace's fact {NAMES} is damaged: {str(stored[0])[:40]!r}") from None
+        raise RunError(f"the trace's fact {NAMES_FACT} is damaged: {str(stored[0])[:40]!r}") from None
 
 
-def roster(folder: Path) -> dict[int, str]:
-    """Of the sites of a live run; none where it is a simulation."""
+def read_site_names(folder: Path) -> dict[int, str]:
+    """Read the names of a live run's sites; empty for a simulation."""
     try:
-        stored = json.loads((folder / SITES).read_text(encoding="utf-8"))
+        stored = json.loads((folder / SITES_FILE).read_text(encoding="utf-8"))
         return {int(site["client"]): str(site["name"]) for site in stored["sites"]}
     except FileNotFoundError:
         return {}
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise RunError(f"{folder / SITES} is damaged: {error}") from None
+        raise RunError(f"{folder / SITES_FILE} is damaged: {error}") from None
 
 
-def named(by_client: Mapping[int, float], names: Mapping[int, str]) -> list[tuple[int, float]]:
-    """What is told of each client that is called something, by name; nothing of very many."""
-    found = sorted(((c, value) for c, value in by_client.items() if c in names), key=lambda pair: names[pair[0]])
-    return found if len(found) <= MOST else []
+def values_by_name(by_client: Mapping[int, float], names: Mapping[int, str]) -> list[tuple[int, float]]:
+    """Return the values of all clients that have a name, sorted by name; empty if they are too many to list."""
+    pairs = sorted(((c, value) for c, value in by_client.items() if c in names), key=lambda pair: names[pair[0]])
+    return pairs if len(pairs) <= MAX_LISTED_CLIENTS else []

@@ -1,85 +1,90 @@
-"""Every measure, once: its name, which way is better, how it is read, averaged over seeds and printed, and where it is
-shown.
+"""The list of all measures: key, direction, how to read one from a run, how to format it, and where it appears.
 
-Tables, pages, `offbeat show` and `--json` go through this list, in its order. A measure more is an entry more here, and
-a field of `Summary` where the trace has to be read for it. docs/metrics.md says where each comes from.
+Tables, pages, `offbeat show` and `--json` follow this list and its order. To add a measure, add an entry here, and a
+field of `Summary` if it is read from the trace. docs/metrics.md explains where each measure comes from.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite, nan
+from math import isfinite, isnan, nan
+from operator import attrgetter
 from statistics import fmean, stdev
-from typing import Any, Literal
+from typing import Literal
 
 from offbeat.engine.until import Target
-from offbeat.metrics.client_names import called
-from offbeat.metrics.intervals import restricted_mean
-from offbeat.metrics.trace_summary import Summary, size, without_nan
-from offbeat.training.survey import ACTIVE, SLOWEST, STRAGGLERS
+from offbeat.metrics.client_names import client_label
+from offbeat.metrics.seed_statistics import restricted_mean
+from offbeat.metrics.trace_summary import Summary, format_bytes, json_object
+from offbeat.training.evaluation import ACTIVE, SLOWEST, STRAGGLERS
 
-Better = Literal["more", "less", "metric"]  # "metric": whichever way the metric a table shows goes
-Text = Callable[[float], str]
-NONE = "–"  # there is nothing to tell
+Direction = Literal["more", "less", "metric"]  # "metric": the direction of the metric that the table shows
+NumberFormatter = Callable[[float], str]
+Reader = Callable[[Summary], float]
+TablePlace = Literal["table", "page"]
+MISSING = "–"
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A measure in one place. `heading` may have {final}, {metric}, {target} and {clock} in it."""
+class Placement:
+    """A column or line that shows a measure; `heading` may contain {final}, {metric}, {target} and {clock}."""
 
     heading: str
-    text: Text
-    target: bool | None = None  # only where there is a target, or where there is none
+    text: NumberFormatter
+    target: bool | None = None  # True: only if there is a target; False: only if there is none
 
 
 @dataclass(frozen=True)
 class Measure:
+    """A measure of a run or a comparison, and the places that show it."""
+
     key: str  # in JSON, of a run and of a comparison
-    read: Callable[[Summary], float] | None  # of one run; None: a comparison finds it, with all methods before it
-    better: Better | None = None
-    spread: str | None = None  # the key of its standard deviation over seeds, where that is told
-    reached: str | None = None  # it is the mean of the seeds that have one; the key of how many do,
-    restricted: str | None = None  # and of the mean in which the others count with the time they were watched for
-    table: Shown | None = None  # in the table of a comparison,
-    page: Shown | None = None  # in the second table, on its page,
-    line: Shown | None = None  # and in `offbeat show`, of one run
+    read: Reader | None  # from one run; None: only a comparison of methods can compute it
+    better: Direction | None = None
+    spread: str | None = None  # key of its standard deviation over seeds
+    reached: str | None = None  # key of the number of seeds that have a value; the mean is over these
+    restricted: str | None = None  # key of the mean in which the other seeds count with their observed time
+    table: Placement | None = None  # in the table of a comparison
+    page: Placement | None = None  # in the second table of its page
+    line: Placement | None = None  # in `offbeat show` of one run
 
-    def direction(self, higher: bool) -> Better | None:
-        """More or less, where `higher` says of the metric that more is."""
-        return self.better if self.better != "metric" else "more" if higher else "less"
+    def direction(self, higher_is_better: bool) -> Direction | None:
+        """Return which way is better, given the direction of the metric that the table shows."""
+        return self.better if self.better != "metric" else "more" if higher_is_better else "less"
 
-    def cell(self, shown: Shown, values: Mapping[str, float], seeds: int) -> str:
-        """In a table of means over seeds."""
-        text = shown.text(values[self.key])
-        if self.spread is not None and values[self.spread] == values[self.spread]:
-            return f"{text} ± {shown.text(values[self.spread])}"
+    def cell(self, placement: Placement, values: Mapping[str, float], seeds: int) -> str:
+        """Format the mean over seeds for a table."""
+        text = placement.text(values[self.key])
+        if self.spread is not None and not isnan(values[self.spread]):
+            return f"{text} ± {placement.text(values[self.spread])}"
         if self.reached is not None and self.restricted is not None and values[self.reached] < seeds:
-            if (least := values[self.restricted]) != least:
-                return text  # nothing was to be reached
-            bound = beyond(shown.text(least))
+            lower_bound = values[self.restricted]
+            if isnan(lower_bound):
+                return text  # there was no target
+            bound = format_beyond(placement.text(lower_bound))
             return bound if seeds == 1 else f"{bound} ({values[self.reached]} of {seeds})"
         return text
 
 
-# ---------------------------------------------------------------- how numbers are printed
+# ---------------------------------------------------------------- number formats
 
 
-def number(how: str, unit: str = "", missing: str = NONE) -> Text:
-    return lambda value: missing if value != value else f"{value:{how}}{unit}"
+def number_formatter(spec: str, unit: str = "", missing: str = MISSING) -> NumberFormatter:
+    return lambda value: missing if isnan(value) else f"{value:{spec}}{unit}"
 
 
-def count(value: float) -> str:
-    """Of what goes wrong: no word of it where nothing did."""
-    return f"{value:.0f}" if value else NONE
+def format_failures(value: float) -> str:
+    """Format a count of failures, which is hidden if it is zero."""
+    return f"{value:.0f}" if value else MISSING
 
 
-def _size(value: float) -> str:
-    return NONE if value != value else size(value)
+def _format_size(value: float) -> str:
+    return MISSING if isnan(value) else format_bytes(value)
 
 
-def beyond(text: str) -> str:
-    """Of a time in which something did not come to pass."""
+def format_beyond(text: str) -> str:
+    """Mark a time as a lower bound: the target was not reached by then."""
     return f"> {text}"
 
 
@@ -87,69 +92,76 @@ def is_beyond(cell: str) -> bool:
     return cell.startswith("> ")
 
 
-WHOLE, ONE, TWO, THREE, FOUR = (number(f".{digits}f") for digits in range(5))
-SHARE, SMALL, AREA = number(".0%"), number(".2e"), number(".4g")
-BROKEN = number(".3f", missing="nan")  # of the metric itself: a model that broke down is told as such
+WHOLE, ONE_DIGIT, TWO_DIGITS, THREE_DIGITS, FOUR_DIGITS = (number_formatter(f".{digits}f") for digits in range(5))
+SHARE, SCIENTIFIC, AREA = number_formatter(".0%"), number_formatter(".2e"), number_formatter(".4g")
+METRIC = number_formatter(".3f", missing="nan")  # shows that a model diverged
 
 
 # ---------------------------------------------------------------- the list
 
+
+def _measure(
+    key: str,
+    better: Direction | None = None,
+    read: Reader | None = None,
+    spread: str | None = None,
+    table: Placement | None = None,
+    page: Placement | None = None,
+    line: Placement | None = None,
+) -> Measure:
+    """Make a measure that reads the field of `Summary` with the same name, unless `read` is given."""
+    return Measure(key, read or attrgetter(key), better, spread, table=table, page=page, line=line)
+
+
 MEASURES: tuple[Measure, ...] = (
-    Measure(
-        "final", lambda s: s.metrics.get(s.headline, nan), "metric", spread="spread", table=Shown("{final}", BROKEN)
-    ),
-    Measure(
+    _measure("final", "metric", lambda s: s.metrics.get(s.headline, nan), "spread", table=Placement("{final}", METRIC)),
+    _measure(
         "slowest",
-        lambda s: s.of_group(SLOWEST),
         "metric",
-        table=Shown("slowest ¼", THREE),
-        line=Shown("{metric} of the slowest ¼", FOUR),
+        lambda s: s.of_group(SLOWEST),
+        table=Placement("slowest ¼", THREE_DIGITS),
+        line=Placement("{metric} of the slowest ¼", FOUR_DIGITS),
     ),
-    Measure(
+    _measure(
         "best",
-        lambda s: s.best,
         "metric",
         spread="best_spread",
-        page=Shown("best", BROKEN),
-        line=Shown("best {metric}", FOUR),
+        page=Placement("best", METRIC),
+        line=Placement("best {metric}", FOUR_DIGITS),
     ),
-    Measure(
+    _measure(
         "active",
+        "metric",
         lambda s: s.of_group(ACTIVE),
-        "metric",
-        page=Shown("active", THREE),
-        line=Shown("{metric} of the active", FOUR),
+        page=Placement("active", THREE_DIGITS),
+        line=Placement("{metric} of the active", FOUR_DIGITS),
     ),
-    Measure(
+    _measure(
         "stragglers",
+        "metric",
         lambda s: s.of_group(STRAGGLERS),
-        "metric",
-        page=Shown("stragglers", THREE),
-        line=Shown("{metric} of the stragglers", FOUR),
+        page=Placement("stragglers", THREE_DIGITS),
+        line=Placement("{metric} of the stragglers", FOUR_DIGITS),
     ),
-    Measure(
+    _measure(
         "variance",
-        lambda s: s.variance,
         "less",
-        page=Shown("variance", SMALL),
-        line=Shown("variance between the two", SMALL),
+        page=Placement("variance", SCIENTIFIC),
+        line=Placement("variance between the two", SCIENTIFIC),
     ),
-    Measure(
+    _measure(
         "forgetting",
-        lambda s: s.forgetting,
         "less",
-        page=Shown("forgetting", THREE),
-        line=Shown("forgetting of the slowest ¼", FOUR),
+        page=Placement("forgetting", THREE_DIGITS),
+        line=Placement("forgetting of the slowest ¼", FOUR_DIGITS),
     ),
+    _measure("aulc", "metric", page=Placement("AULC (days)", AREA), line=Placement("area under {metric} × days", AREA)),
     Measure(
-        "aulc",
-        lambda s: s.aulc,
-        "metric",
-        page=Shown("AULC (days)", AREA),
-        line=Shown("area under {metric} × days", AREA),
-    ),
-    Measure(
-        "relative_time", None, "less", table=Shown("relative time", TWO, target=False), page=Shown("relative time", TWO)
+        "relative_time",
+        None,
+        "less",
+        table=Placement("relative time", TWO_DIGITS, target=False),
+        page=Placement("relative time", TWO_DIGITS),
     ),
     Measure(
         "time_to_target",
@@ -157,67 +169,70 @@ MEASURES: tuple[Measure, ...] = (
         "less",
         reached="reached",
         restricted="restricted_time",
-        table=Shown("time to {target}", number(".0f", " s", missing="not reached"), target=True),
+        table=Placement("time to {target}", number_formatter(".0f", " s", missing="not reached"), target=True),
     ),
-    Measure("speedup", None, "more", table=Shown("speed-up", number(".2f", "×"), target=True)),
-    Measure("seconds", lambda s: s.seconds, line=Shown("{clock} seconds", WHOLE)),
-    Measure("staleness", lambda s: s.staleness_mean, table=Shown("staleness", ONE), line=Shown("staleness, mean", TWO)),
-    Measure("staleness_max", lambda s: s.staleness_max, line=Shown("staleness, largest", WHOLE)),
-    Measure("bytes_moved", lambda s: s.bytes_down + s.bytes_up, "less", table=Shown("moved", _size)),
-    Measure("bytes_down", lambda s: s.bytes_down, "less", line=Shown("moved down", _size)),
-    Measure("bytes_up", lambda s: s.bytes_up, "less", line=Shown("moved up", _size)),
-    Measure("clients", lambda s: s.clients, line=Shown("clients", WHOLE)),
-    Measure("idle_share", lambda s: s.idle_share, "less", table=Shown("idle", SHARE), line=Shown("idle", SHARE)),
-    Measure("updates", lambda s: s.updates, table=Shown("updates", WHOLE), line=Shown("updates", WHOLE)),
-    Measure("versions", lambda s: s.versions, line=Shown("versions", WHOLE)),
-    Measure("server_bytes", lambda s: s.server_bytes, "less", line=Shown("server memory", _size)),
-    Measure(
+    Measure("speedup", None, "more", table=Placement("speed-up", number_formatter(".2f", "×"), target=True)),
+    _measure("seconds", line=Placement("{clock} seconds", WHOLE)),
+    _measure(
+        "staleness",
+        read=attrgetter("staleness_mean"),
+        table=Placement("staleness", ONE_DIGIT),
+        line=Placement("staleness, mean", TWO_DIGITS),
+    ),
+    _measure("staleness_max", line=Placement("staleness, maximum", WHOLE)),
+    _measure("bytes_moved", "less", lambda s: s.bytes_down + s.bytes_up, table=Placement("moved", _format_size)),
+    _measure("bytes_down", "less", line=Placement("downloaded", _format_size)),
+    _measure("bytes_up", "less", line=Placement("uploaded", _format_size)),
+    _measure("clients", line=Placement("clients", WHOLE)),
+    _measure("idle_share", "less", table=Placement("idle", SHARE), line=Placement("idle", SHARE)),
+    _measure("updates", table=Placement("updates", WHOLE), line=Placement("updates", WHOLE)),
+    _measure("versions", line=Placement("versions", WHOLE)),
+    _measure("server_bytes", "less", line=Placement("server memory", _format_size)),
+    _measure(
         "server_seconds",
-        lambda s: s.server_seconds,
         "less",
-        page=Shown("server seconds", TWO),
-        line=Shown("server seconds", TWO),
+        page=Placement("server seconds", TWO_DIGITS),
+        line=Placement("server seconds", TWO_DIGITS),
     ),
-    Measure("wall_seconds", lambda s: s.wall_seconds, "less", line=Shown("host seconds", ONE)),
-    Measure("rejected", lambda s: s.rejected, line=Shown("rejected", count)),
-    Measure("lost", lambda s: s.lost, line=Shown("lost", count)),
-    Measure("late", lambda s: s.late, line=Shown("late", count)),
-    Measure("duplicates", lambda s: s.duplicates, line=Shown("duplicates", count)),
+    _measure("wall_seconds", "less", line=Placement("host seconds", ONE_DIGIT)),
+    *(
+        _measure(key, "less", line=Placement(key, format_failures))
+        for key in ("rejected", "lost", "late", "duplicates")
+    ),
 )
 
 
-# ---------------------------------------------------------------- of one run
+# ---------------------------------------------------------------- one run
 
 
-def values(summary: Summary) -> dict[str, float]:
+def measure_values(summary: Summary) -> dict[str, float]:
     return {measure.key: measure.read(summary) for measure in MEASURES if measure.read is not None}
 
 
-def plain(summary: Summary) -> dict[str, Any]:
-    """For JSON: all that was read off the trace, and every measure."""
-    made: dict[str, Any] = {**summary.plain(), **without_nan(values(summary))}
-    made["warnings"] = summary.warnings
-    made["by_client"] = {called(int(c), summary.names): value for c, value in made["by_client"].items()}
-    return made
+def summary_json(summary: Summary) -> dict[str, object]:
+    """Return all fields of the summary and all measures, for JSON."""
+    labels = {client_label(client, summary.names): value for client, value in summary.by_client.items()}
+    measured = json_object({**measure_values(summary), "by_client": labels})
+    return {**summary.as_json(), **measured, "warnings": summary.warnings}
 
 
-def lines(summary: Summary) -> list[list[str]]:
-    """Those of which there is anything to tell: label and number."""
-    found, clock = values(summary), "virtual" if summary.served is None else "served"
-    shown = [
-        (m.line.heading.format(metric=summary.headline, clock=clock), m.line.text(found[m.key]))
+def summary_lines(summary: Summary) -> list[list[str]]:
+    """Return label and number of each measure that has a value."""
+    values, clock = measure_values(summary), "virtual" if summary.served is None else "served"
+    lines = [
+        [m.line.heading.format(metric=summary.headline, clock=clock), m.line.text(values[m.key])]
         for m in MEASURES
-        if m.line and m.key in found
+        if m.line and m.key in values
     ]
-    return [[label, text] for label, text in shown if text != NONE]
+    return [[label, text] for label, text in lines if text != MISSING]
 
 
-# ---------------------------------------------------------------- over seeds
+# ---------------------------------------------------------------- several seeds
 
 
 @dataclass(frozen=True)
-class Row:
-    """One method over all seeds: a number for each measure, nan where there is nothing to tell."""
+class MethodRow:
+    """The measures of a method, averaged over its seeds; nan if there is no value."""
 
     strategy: str
     seeds: int
@@ -225,86 +240,91 @@ class Row:
     higher_is_better: bool  # of the metric
     evaluated: str  # "test", or "clients": the mean over clients, each on its own test examples
     values: Mapping[str, float]
-    warnings: tuple[str, ...] = ()  # of its runs
+    warnings: tuple[str, ...] = ()
 
     def __getitem__(self, key: str) -> float:
         return self.values[key]
 
-    def plain(self) -> dict[str, Any]:
-        numbers = {key: None if value != value else value for key, value in self.values.items()}
-        words = {"evaluated": self.evaluated, "warnings": list(self.warnings)}
-        return {"strategy": self.strategy, "seeds": self.seeds, "metric": self.metric, **numbers, **words}
+    def as_json(self) -> dict[str, object]:
+        head = {"strategy": self.strategy, "seeds": self.seeds, "metric": self.metric}
+        numbers = {key: None if isnan(value) else value for key, value in self.values.items()}
+        return {**head, **numbers, "evaluated": self.evaluated, "warnings": list(self.warnings)}
 
 
-def over_seeds(
+def average_over_seeds(
     strategy: str, summaries: Sequence[Summary], compared: Mapping[str, float], seeds: Iterable[int] = ()
-) -> Row:
-    """`compared`: what only a comparison knows of it. `seeds`: of each, where they are known."""
-    found: dict[str, float] = {}
+) -> MethodRow:
+    """Average a method's runs; `compared` gives the measures that only a comparison of methods can compute."""
+    values: dict[str, float] = {}
     for measure in MEASURES:
         if measure.read is None:
-            found[measure.key] = compared.get(measure.key, nan)
+            values[measure.key] = compared.get(measure.key, nan)
             continue
-        each = [measure.read(s) for s in summaries]
-        counted = each if measure.reached is None else [value for value in each if value == value]
-        found[measure.key] = fmean(counted) if counted else nan
+        by_seed = [measure.read(summary) for summary in summaries]
+        averaged = by_seed if measure.reached is None else [value for value in by_seed if not isnan(value)]
+        values[measure.key] = fmean(averaged) if averaged else nan
         if measure.reached is not None:
-            found[measure.reached] = len(counted)
+            values[measure.reached] = len(averaged)
         if measure.restricted is not None:
-            found[measure.restricted] = _restricted(each, summaries)
+            values[measure.restricted] = _restricted_time(by_seed, summaries)
         if measure.spread is not None:
-            found[measure.spread] = _deviation(each)
-    first = summaries[0]
-    called = [f"seed {seed}" for seed in seeds] or [f"run {number}" for number in range(len(summaries))]
-    warnings = tuple(f"{name}: {line}" for name, s in zip(called, summaries, strict=True) for line in s.warnings)
-    return Row(strategy, len(summaries), first.headline, first.higher(first.headline), first.evaluated, found, warnings)
+            values[measure.spread] = _standard_deviation(by_seed)
+    names = [f"seed {seed}" for seed in seeds] or [f"run {number}" for number in range(len(summaries))]
+    warnings = tuple(f"{name}: {line}" for name, s in zip(names, summaries, strict=True) for line in s.warnings)
+    s = summaries[0]
+    return MethodRow(strategy, len(summaries), s.headline, s.higher(s.headline), s.evaluated, values, warnings)
 
 
 def speed_up(summaries: Sequence[Summary], reference: Sequence[Summary]) -> float:
-    """The reference's mean time to target over the method's."""
-    return _time_of_all(reference) / _time_of_all(summaries)
+    """Return the reference's mean time to the target divided by that of the method."""
+    return _mean_time(reference) / _mean_time(summaries)
 
 
-def _time_of_all(summaries: Sequence[Summary]) -> float:
-    """nan unless every seed reached it, since a mean over the lucky ones would flatter."""
+def _mean_time(summaries: Sequence[Summary]) -> float:
+    """Return nan unless all seeds reached the target, because the mean of the successful ones would be too low."""
     return fmean(nan if s.time_to_target is None else s.time_to_target or nan for s in summaries) if summaries else nan
 
 
-def _restricted(times: Sequence[float], summaries: Sequence[Summary]) -> float:
-    """Over all seeds; nan where there was nothing to reach."""
-    if not any(s.target is not None or time == time for time, s in zip(times, summaries, strict=True)):
+def _restricted_time(times: Sequence[float], summaries: Sequence[Summary]) -> float:
+    """Return the restricted mean time over all seeds, or nan if there was no target."""
+    if all(isnan(time) and s.target is None for time, s in zip(times, summaries, strict=True)):
         return nan
-    return restricted_mean([(None if t != t else t, s.seconds) for t, s in zip(times, summaries, strict=True)])
+    return restricted_mean([(None if isnan(t) else t, s.seconds) for t, s in zip(times, summaries, strict=True)])
 
 
-def _deviation(values: Sequence[float]) -> float:
-    """Of a single value, or where one is no number (a model that is broken), there is none."""
+def _standard_deviation(values: Sequence[float]) -> float:
+    """Return nan for a single value or if a value is not finite (a diverged model)."""
     return stdev(values) if len(values) > 1 and all(map(isfinite, values)) else nan
 
 
-Place = Literal["table", "page"]
+# ---------------------------------------------------------------- tables
 
 
-def table(rows: Sequence[Row], target: Target | None, place: Place = "table", arrows: bool = False) -> list[list[str]]:
-    """Headings, then a line a method. `arrows` say which way is better."""
-    columns, first = shown(place, target), rows[0]
-    cells = [[row.strategy, *(measure.cell(how, row.values, row.seeds) for measure, how in columns)] for row in rows]
-    return [["strategy", *(heading(m, how, first, target, arrows) for m, how in columns)], *cells]
+def measure_table(
+    rows: Sequence[MethodRow], target: Target | None, place: TablePlace = "table", arrows: bool = False
+) -> list[list[str]]:
+    """Return headings and one line per method; `arrows` mark which direction is better."""
+    columns = placed_measures(place, target)
+    headings = [column_heading(measure, placement, rows[0], target, arrows) for measure, placement in columns]
+    cells = [[row.strategy, *(m.cell(placement, row.values, row.seeds) for m, placement in columns)] for row in rows]
+    return [["strategy", *headings], *cells]
 
 
-def shown(place: Place, target: Target | None) -> list[tuple[Measure, Shown]]:
-    """What stands there, in order."""
-    there = [(m, how) for m in MEASURES if (how := m.table if place == "table" else m.page) is not None]
-    return [(measure, how) for measure, how in there if how.target in (None, target is not None)]
+def placed_measures(place: TablePlace, target: Target | None) -> list[tuple[Measure, Placement]]:
+    """Return the columns of a table, in order."""
+    placed = [(m, m.table if place == "table" else m.page) for m in MEASURES]
+    return [(m, placement) for m, placement in placed if placement and placement.target in (None, target is not None)]
 
 
-def heading(measure: Measure, how: Shown, row: Row, target: Target | None, arrows: bool = False) -> str:
+def column_heading(
+    measure: Measure, placement: Placement, row: MethodRow, target: Target | None, arrows: bool = False
+) -> str:
     final = f"mean {row.metric} of clients" if row.evaluated == "clients" else f"final {row.metric}"
-    ways = {"more": " ↑", "less": " ↓"} if arrows else {}
-    way = ways.get(str(measure.direction(row.higher_is_better)), "")
-    return how.heading.format(metric=row.metric, target=target, final=final) + way
+    symbols = {"more": " ↑", "less": " ↓"} if arrows else {}
+    symbol = symbols.get(str(measure.direction(row.higher_is_better)), "")
+    return placement.heading.format(metric=row.metric, target=target, final=final) + symbol
 
 
-def legend(row: Row) -> dict[str, Better | None]:
-    """For JSON: of each measure, is more or less better? None: neither."""
+def better_by_key(row: MethodRow) -> dict[str, Direction | None]:
+    """Return, for JSON, which direction of each measure is better; None: neither."""
     return {measure.key: measure.direction(row.higher_is_better) for measure in MEASURES}

@@ -1,31 +1,42 @@
-"""One client's life in a run, read off the trace in one pass: its jobs, its waits, its absences, and what the others
-did meanwhile.
+"""Timeline of one client in a run, read from the trace in one pass: its jobs, waits, absences and update weights.
 
-An instant has an order (`seq`), and a row follows the event that it answers. So what made the server send work is the
-last event before it, and an update is in the first version that is committed after it arrived.
+Rows are ordered by `seq` within an instant, and a row follows the event that caused it. The cause of a dispatch is the
+last event before it, and an update is part of the first version that is committed after its arrival.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from offbeat.engine.progress import PATIENCE
+from offbeat.core.strategies.ca2fl import CA2FL
+from offbeat.core.strategies.fedadam import FedAdam
+from offbeat.core.strategies.fedasync import FedAsync
+from offbeat.core.strategies.fedavg import FedAvg
+from offbeat.core.strategies.fedavgm import FedAvgM
+from offbeat.core.strategies.fedbuff import FedBuff
+from offbeat.core.strategies.fedprox import FedProx
+from offbeat.core.strategies.fedpsa import FedPSA
+from offbeat.engine.progress import REFUSALS_BEFORE_BACKOFF
+from offbeat.metrics.trace_summary import JOB_ENDS
 
-ENDS = ("arrive", "refuse", "lost")  # how a ticket ends
-NAMED = 50  # updates that share a version with one, at most
-LEFT = ("left", "out of reach")  # of a lost ticket: its client is gone
-Ended = Literal["work", "left", "back", "end"]
+MAX_OTHERS = 50  # stored updates of other clients per version
+DEPARTURE_REASONS = ("left", "out of reach")  # a job lost for these reasons means that its client is away
+AVERAGING_STRATEGIES = (FedAvg, FedProx, FedAvgM, FedAdam)  # weigh updates by their examples
+BUFFERING_STRATEGIES = (*AVERAGING_STRATEGIES, FedBuff, CA2FL, FedPSA)  # a version has all updates since the last one
+IdleEnd = Literal["work", "left", "back", "end"]
 
-ROWS = """
+ROWS_QUERY = """
 SELECT seq, now, kind, client, ticket, version, base_version, steps, examples, detail FROM trace
 UNION ALL SELECT seq, now, 'commit', NULL, NULL, version, NULL, NULL, NULL, NULL FROM commits ORDER BY seq
 """
 
 
-class Row(NamedTuple):
+class TraceRow(NamedTuple):
+    """A row of the trace, or a commit."""
+
     seq: int
     now: float
     kind: str
@@ -38,16 +49,16 @@ class Row(NamedTuple):
     detail: str | None
 
 
-class Update(NamedTuple):
-    """Of another client, that went the same way."""
+class OtherUpdate(NamedTuple):
+    """An update of another client that went into the same version."""
 
     client: int
     staleness: int
     examples: int
 
 
-class Cause(NamedTuple):
-    """What happened last before something: whose ticket ended how, after how long; or a timer."""
+class PrecedingEvent(NamedTuple):
+    """The event that caused a dispatch or commit: a job that ended, or a timer."""
 
     kind: str
     at: float
@@ -57,42 +68,44 @@ class Cause(NamedTuple):
 
 
 @dataclass
-class Job:
-    """A ticket of this client: sent, and what became of it."""
+class ClientJob:
+    """A job of the client, from its dispatch to the version that includes its update."""
 
     ticket: int
     sent: float
-    base: int  # the version it was sent
+    base_version: int
     ended: float | None = None
     outcome: Literal["open", "arrive", "reject", "refuse", "lost"] = "open"
-    version: int | None = None  # the server's when it ended
+    version: int | None = None  # current version when the job ended
     steps: int | None = None
     examples: int | None = None
-    why: str | None = None
-    committed: int | None = None  # the first version after it arrived,
+    reason: str | None = None
+    committed: int | None = None  # the first version after the arrival
     committed_at: float | None = None
-    committed_by: Cause | None = None  # on whose answer,
-    heard_with: int = 0  # how many other updates had come since the version before,
-    others: list[Update] = field(default_factory=list)  # and some of them
-    strays: list[tuple[str, float]] = field(default_factory=list)  # uploads nobody waited for
+    committed_by: PrecedingEvent | None = None
+    other_count: int = 0  # other updates in that version
+    others: list[OtherUpdate] = field(default_factory=list)  # the first MAX_OTHERS of them
+    extra_uploads: list[tuple[str, float]] = field(default_factory=list)  # late and duplicate uploads: kind and time
 
     @property
     def staleness(self) -> int | None:
-        return None if self.outcome not in ("arrive", "reject") or self.version is None else self.version - self.base
+        if self.outcome not in ("arrive", "reject") or self.version is None:
+            return None
+        return self.version - self.base_version
 
 
 @dataclass
-class Rest:
-    """A stretch of time without work."""
+class IdlePeriod:
+    """A period without work."""
 
     start: float
     kind: Literal["waiting", "away", "held off"] = "waiting"
     stop: float = 0.0
-    ended_by: Ended = "end"
-    cause: Cause | None = None  # of the work that ended it
-    passed: int = 0  # instants before that at which others were sent work
-    at_work: int = 0  # others at most, meanwhile
-    still: list[tuple[int, float]] = field(default_factory=list)  # at the end of the run: who works, and since when
+    ended_by: IdleEnd = "end"
+    cause: PrecedingEvent | None = None  # of the dispatch that ended it
+    times_passed_over: int = 0  # earlier instants at which other clients were sent work
+    max_at_work: int = 0  # the largest number of other clients at work meanwhile
+    clients_at_work: list[tuple[int, float]] = field(default_factory=list)  # at the end of the run: client, sent when
 
     @property
     def seconds(self) -> float:
@@ -100,187 +113,239 @@ class Rest:
 
 
 @dataclass
-class Peer:
-    """What there is to compare with, of every client."""
+class ClientTotals:
+    """Totals of one client, for comparison with the others."""
 
     updates: int = 0
     staleness: int = 0
     working: float = 0.0
-    answered: float = 0.0  # seconds of the jobs that were
+    answer_seconds: float = 0.0  # duration of all answered jobs
     answers: int = 0
 
 
 @dataclass
-class Life:
+class ClientTimeline:
+    """All jobs and idle periods of a client, with the totals of every client."""
+
     client: int
-    end: float  # of the run, or of what there is of it
-    ended: str | None  # why; None while it goes on
-    jobs: list[Job]
-    rests: list[Rest]
-    peers: dict[int, Peer]
-    seen: bool  # does any row name this client?
+    end: float  # of the run, or of its trace so far
+    ended: str | None  # reason; None: the run is in progress
+    jobs: list[ClientJob]
+    idle_periods: list[IdlePeriod]
+    totals: dict[int, ClientTotals]
+    mentioned: bool  # the trace has a row about this client
 
     def total(self, *kinds: str) -> float:
-        return sum(rest.seconds for rest in self.rests if rest.kind in kinds)
+        return sum(period.seconds for period in self.idle_periods if period.kind in kinds)
 
     @property
     def working(self) -> float:
         return sum((self.end if job.ended is None else job.ended) - job.sent for job in self.jobs)
 
 
-def read(db: sqlite3.Connection, client: int) -> Life:
-    reader = _Reader(client)
-    for row in _rows(db):
-        reader.hear(row)
+def read_client_timeline(db: sqlite3.Connection, client: int) -> ClientTimeline:
+    reader = _TimelineReader(client)
+    for row in map(TraceRow._make, db.execute(ROWS_QUERY)):
+        reader.add_row(row)
     last = db.execute("SELECT MAX(now) FROM (SELECT now FROM trace UNION ALL SELECT now FROM metrics)").fetchone()[0]
     return reader.finish(float(last or 0.0))
 
 
-def _rows(db: sqlite3.Connection) -> Iterator[Row]:
-    return map(Row._make, db.execute(ROWS))
-
-
-class _Reader:
+class _TimelineReader:
     def __init__(self, client: int) -> None:
         self.client = client
-        self.jobs: list[Job] = []
-        self.rests: list[Rest] = []
-        self.peers: dict[int, Peer] = {}
-        self.open: dict[int, tuple[int, float]] = {}  # ticket -> its client, since when
-        self.fresh: list[tuple[int, Update]] = []  # ticket and update, since the last commit
-        self.waiting_for: list[Job] = []  # own updates that are in no version yet
-        self.rest: Rest | None = Rest(0.0)
-        self.cause: Cause | None = (
-            None  # the last ticket that ended, or timer; a ticket goes before timers of its instant
-        )
-        self.refused = 0  # own, in a row
-        self.sent_at = -1.0  # when others were last sent work
-        self.seen = False
+        self.jobs: list[ClientJob] = []
+        self.idle_periods: list[IdlePeriod] = []
+        self.totals: dict[int, ClientTotals] = {}
+        self.open: dict[int, tuple[int, float]] = {}  # ticket -> client and dispatch time
+        self.uncommitted: list[tuple[int, OtherUpdate]] = []  # tickets and updates since the last commit
+        self.uncommitted_jobs: list[ClientJob] = []  # of this client
+        self.idle: IdlePeriod | None = IdlePeriod(0.0)
+        self.cause: PrecedingEvent | None = None  # at the same instant a job's end takes precedence over timers
+        self.consecutive_refusals = 0
+        self.others_sent_at = -1.0  # last dispatch to another client
+        self.mentioned = False
         self.ended: str | None = None
 
-    def hear(self, row: Row) -> None:
+    def add_row(self, row: TraceRow) -> None:
         if row.kind == "commit":
             return self._commit(row)
         if row.kind == "stop":
             self.ended = row.detail
             return None
-        if row.kind in ENDS:
-            self._over(row)
+        if row.kind in JOB_ENDS:
+            self._end_job(row)
         elif row.kind == "timer" and not (self.cause and self.cause.at == row.now):
-            self.cause = Cause("timer", row.now, None, None, row.detail)
+            self.cause = PrecedingEvent("timer", row.now, None, None, row.detail)
         elif row.kind == "dispatch" and row.ticket is not None and row.client is not None:
             self.open[row.ticket] = row.client, row.now
-            self._others_sent(row)
+            self._count_passed_over(row)
         elif row.kind == "reject":
-            self.fresh = [pair for pair in self.fresh if pair[0] != row.ticket]
-            self._peer(row).updates -= 1
+            self.uncommitted = [pair for pair in self.uncommitted if pair[0] != row.ticket]
+            self._totals(row).updates -= 1
         if row.client == self.client:
-            self.seen = True
-            self._own(row)
-        if self.rest is not None:
-            self.rest.at_work = max(self.rest.at_work, len(self.open))
+            self.mentioned = True
+            self._add_own_row(row)
+        if self.idle is not None:
+            self.idle.max_at_work = max(self.idle.max_at_work, len(self.open))
         return None
 
-    def finish(self, end: float) -> Life:
-        if self.rest is not None:
-            if self.rest.kind == "waiting":
-                self.rest.still = sorted(self.open.values(), key=lambda one: one[1])[:NAMED]
-            self._close_rest(end, "end")
+    def finish(self, end: float) -> ClientTimeline:
+        if self.idle is not None:
+            if self.idle.kind == "waiting":
+                self.idle.clients_at_work = sorted(self.open.values(), key=lambda pair: pair[1])[:MAX_OTHERS]
+            self._end_idle(end, "end")
         for client, since in self.open.values():
-            self.peers.setdefault(client, Peer()).working += end - since
-        return Life(self.client, end, self.ended, self.jobs, self.rests, self.peers, self.seen)
+            self.totals.setdefault(client, ClientTotals()).working += end - since
+        return ClientTimeline(self.client, end, self.ended, self.jobs, self.idle_periods, self.totals, self.mentioned)
 
-    # ------------------------------------------------------------ everyone
+    # ------------------------------------------------------------ all clients
 
-    def _peer(self, row: Row) -> Peer:
+    def _totals(self, row: TraceRow) -> ClientTotals:
         assert row.client is not None
-        return self.peers.setdefault(row.client, Peer())
+        return self.totals.setdefault(row.client, ClientTotals())
 
-    def _over(self, row: Row) -> None:
-        """A ticket ended."""
+    def _end_job(self, row: TraceRow) -> None:
         _, sent = self.open.pop(row.ticket if row.ticket is not None else -1, (None, row.now))
-        self.cause = Cause(row.kind, row.now, row.client, sent, row.detail)
-        peer = self._peer(row)
-        peer.working += row.now - sent
+        self.cause = PrecedingEvent(row.kind, row.now, row.client, sent, row.detail)
+        totals = self._totals(row)
+        totals.working += row.now - sent
         if row.kind == "arrive" and row.ticket is not None and row.client is not None:
-            age = row.version - (row.base_version or 0)
-            peer.updates, peer.staleness = peer.updates + 1, peer.staleness + age
-            peer.answered, peer.answers = peer.answered + row.now - sent, peer.answers + 1
-            self.fresh.append((row.ticket, Update(row.client, age, row.examples or 0)))
+            staleness = row.version - (row.base_version or 0)
+            totals.updates += 1
+            totals.staleness += staleness
+            totals.answer_seconds += row.now - sent
+            totals.answers += 1
+            self.uncommitted.append((row.ticket, OtherUpdate(row.client, staleness, row.examples or 0)))
 
-    def _commit(self, row: Row) -> None:
-        for job in self.waiting_for:
+    def _commit(self, row: TraceRow) -> None:
+        for job in self.uncommitted_jobs:
             if job.outcome == "arrive":
-                others = [update for ticket, update in self.fresh if ticket != job.ticket]
+                others = [update for ticket, update in self.uncommitted if ticket != job.ticket]
                 job.committed, job.committed_at, job.committed_by = row.version, row.now, self.cause
-                job.heard_with, job.others = len(others), others[:NAMED]
-        self.waiting_for.clear()
-        self.fresh.clear()
+                job.other_count, job.others = len(others), others[:MAX_OTHERS]
+        self.uncommitted_jobs.clear()
+        self.uncommitted.clear()
 
-    def _others_sent(self, row: Row) -> None:
-        if self.rest is None or self.rest.kind != "waiting" or row.client == self.client or row.now == self.sent_at:
+    def _count_passed_over(self, row: TraceRow) -> None:
+        if self.idle is None or self.idle.kind != "waiting" or row.client == self.client:
             return
-        self.sent_at = row.now
-        self.rest.passed += 1
+        if row.now != self.others_sent_at:
+            self.others_sent_at = row.now
+            self.idle.times_passed_over += 1
 
-    # ------------------------------------------------------------ the client itself
+    # ------------------------------------------------------------ this client
 
-    def _own(self, row: Row) -> None:
+    def _add_own_row(self, row: TraceRow) -> None:
         if row.kind == "dispatch":
-            self._sent(row)
-        elif row.kind in ENDS:
-            self._answered(row)
+            self._start_job(row)
+        elif row.kind in JOB_ENDS:
+            self._end_own_job(row)
         elif row.kind == "reject" and self.jobs:
-            self.jobs[-1].outcome, self.jobs[-1].why = "reject", row.detail
+            self.jobs[-1].outcome, self.jobs[-1].reason = "reject", row.detail
         elif row.kind == "left":
-            self._close_rest(row.now, "left")
-            self.rest = Rest(row.now, "away")
+            self._end_idle(row.now, "left")
+            self.idle = IdlePeriod(row.now, "away")
         elif row.kind == "back":
-            self._back(row.now)
+            self._come_back(row.now)
         elif row.kind in ("late", "duplicate"):
             for job in self.jobs:
                 if job.ticket == row.ticket:
-                    job.strays.append((row.kind, row.now))
+                    job.extra_uploads.append((row.kind, row.now))
 
-    def _sent(self, row: Row) -> None:
-        if self.rest is not None:
-            same = self.cause is not None and self.cause.at == row.now
-            self.rest.cause = self.cause if same else None
-            if self.sent_at == row.now:  # others are sent work in the same breath: it was not passed over for them
-                self.rest.passed -= 1
-            self._close_rest(row.now, "work")
+    def _start_job(self, row: TraceRow) -> None:
+        if self.idle is not None:
+            self.idle.cause = self.cause if self.cause is not None and self.cause.at == row.now else None
+            if self.others_sent_at == row.now:  # sent work at the same instant as others: not passed over
+                self.idle.times_passed_over -= 1
+            self._end_idle(row.now, "work")
         assert row.ticket is not None
-        self.jobs.append(Job(row.ticket, row.now, row.version))
+        self.jobs.append(ClientJob(row.ticket, row.now, row.version))
 
-    def _answered(self, row: Row) -> None:
+    def _end_own_job(self, row: TraceRow) -> None:
         job = next((job for job in reversed(self.jobs) if job.ticket == row.ticket), None)
         if job is None:
             return
-        job.ended, job.version, job.steps, job.examples, job.why = (
-            row.now, row.version, row.steps, row.examples, row.detail
-        )  # fmt: skip
+        job.ended, job.version, job.reason = row.now, row.version, row.detail
+        job.steps, job.examples = row.steps, row.examples
         job.outcome = "arrive" if row.kind == "arrive" else "refuse" if row.kind == "refuse" else "lost"
-        self.refused = self.refused + 1 if row.kind == "refuse" else 0
+        self.consecutive_refusals = self.consecutive_refusals + 1 if row.kind == "refuse" else 0
         if row.kind == "arrive":
-            self.waiting_for.append(job)
-        self.rest = Rest(row.now, "away" if row.kind == "lost" and row.detail in LEFT else "waiting")
-        self.sent_at = -1.0
+            self.uncommitted_jobs.append(job)
+        self.idle = IdlePeriod(row.now, "away" if row.kind == "lost" and row.detail in DEPARTURE_REASONS else "waiting")
+        self.others_sent_at = -1.0
 
-    def _back(self, now: float) -> None:
-        """It can be reached again. If nobody said that it left, it could not be since it was last heard of; or it was
-        not to be offered work for a while, after several refusals.
+    def _come_back(self, now: float) -> None:
+        """End an absence, which began with the last idle period if the trace has no row for it.
+
+        After several refusals in a row the same row ends a back-off instead.
         """
         if self.jobs and self.jobs[-1].outcome == "open":
-            return  # it came back to its work
-        if self.rest is not None:
-            if self.rest.kind == "waiting":
-                self.rest.kind = "held off" if self.refused >= PATIENCE else "away"
-            self._close_rest(now, "back")
-        self.rest = Rest(now)
-        self.sent_at = -1.0
+            return  # it continues its job
+        if self.idle is not None:
+            if self.idle.kind == "waiting":
+                self.idle.kind = "held off" if self.consecutive_refusals >= REFUSALS_BEFORE_BACKOFF else "away"
+            self._end_idle(now, "back")
+        self.idle = IdlePeriod(now)
+        self.others_sent_at = -1.0
 
-    def _close_rest(self, now: float, how: Ended) -> None:
-        if self.rest is not None and now > self.rest.start:
-            self.rest.stop, self.rest.ended_by = now, how
-            self.rests.append(self.rest)
-        self.rest = None
+    def _end_idle(self, now: float, reason: IdleEnd) -> None:
+        if self.idle is not None and now > self.idle.start:
+            self.idle.stop, self.idle.ended_by = now, reason
+            self.idle_periods.append(self.idle)
+        self.idle = None
+
+
+# ---------------------------------------------------------------- weights of updates
+
+
+@dataclass(frozen=True)
+class UpdateWeight:
+    """A weight of an update: its name, value and derivation."""
+
+    name: str
+    value: float
+    text: str
+
+
+def update_weights(strategy: object, job: ClientJob) -> list[UpdateWeight]:
+    """Return the weights of an accepted update as far as the strategy's rule determines them from the trace.
+
+    The trace gives the staleness, the examples and the other updates of the same version. Nothing is estimated.
+    """
+    u, others = job.staleness, job.others if job.other_count == len(job.others) else None
+    if u is None or job.outcome != "arrive":
+        return []
+    if isinstance(strategy, AVERAGING_STRATEGIES):
+        return _share_by_examples(job, others) if job.committed is not None and others is not None else []
+    discount = _discount(strategy, u)
+    if discount is None:
+        return []
+    weights = [UpdateWeight("discount", discount, f"s({u}) = {discount:.3g} times that of a fresh update")]
+    if isinstance(strategy, FedAsync):
+        alpha, unknown = strategy.alpha * discount, strategy.client_weight
+        share = f", times the client's share ({unknown}), which the trace does not contain" if unknown else ""
+        meaning = f"this update makes up {alpha:.0%} of the new model"
+        if strategy.mode != "mix" or unknown:
+            meaning = "factor of the update in the new model" if strategy.mode == "mix" else "factor of the added delta"
+        formula = f"α s({u}) = {strategy.alpha:g} × {discount:.3g} = {alpha:.3g}"
+        weights.append(UpdateWeight("alpha", alpha, f"{formula}{share}: {meaning}"))
+    if isinstance(strategy, FedBuff) and others and not strategy.client_weight:
+        total = discount + sum(_discount(strategy, other.staleness) or 0.0 for other in others)
+        part = discount / total if total else 0.0
+        weights.append(UpdateWeight("share", part, f"{part:.0%} of the total weight of {1 + len(others)} updates"))
+    return weights
+
+
+def _discount(strategy: object, u: int) -> float | None:
+    staleness = getattr(strategy, "staleness", None)
+    return float(staleness(u)) if callable(staleness) else None
+
+
+def _share_by_examples(job: ClientJob, others: Sequence[OtherUpdate]) -> list[UpdateWeight]:
+    examples = job.examples or 0
+    total = examples + sum(other.examples for other in others)
+    if not total:
+        return []
+    text = f"{examples} of {total} examples: {examples / total:.0%} of the average"
+    return [UpdateWeight("share", examples / total, text)]

@@ -1,278 +1,289 @@
-"""Why a client waited, was refused, or weighed so much: at a moment, or over the whole run."""
+"""Explanation of why a client waited, was refused or had its weight: at one moment, or over the whole run."""
 
 from __future__ import annotations
 
 import sqlite3
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from statistics import fmean, median
-from typing import Any
 
 from offbeat.core.errors import ConfigError
 from offbeat.experiment.run.run_folder import Run
-from offbeat.experiment.spec.choices import label, name_of
+from offbeat.experiment.spec.choices import name_of, short_name
 from offbeat.metrics import client_names, trace_summary
-from offbeat.results import client_timeline, update_weights
-from offbeat.results.client_timeline import Job, Rest
+from offbeat.results.client_timeline import ClientJob, ClientTotals, IdlePeriod, read_client_timeline, update_weights
 from offbeat.results.narrative import (
-    Line,
-    Told,
-    at_second,
-    blocker,
-    ended,
-    fate,
-    job_lines,
-    rest_text,
-    seconds_of,
-    weights,
+    ExplainedClient,
+    TimedSentence,
+    blocking_client,
+    describe_commit,
+    describe_end,
+    describe_idle_period,
+    describe_weights,
+    format_duration,
+    format_time,
+    job_sentences,
 )
 
 
-def read(run: Run, who: str) -> Told:
-    """`who`: a client's number, or what it is called."""
+def read_explained_client(run: Run, client: str) -> ExplainedClient:
+    """Read the timeline of a client, given by its number or name."""
     experiment = run.experiment()
     if not run.trace_file.is_file():
-        raise ConfigError(f"{run.folder} has not begun: there is nothing to explain")
-    run.check()
-    names = run.names()
+        raise ConfigError(f"{run.folder} has not started: there is nothing to explain")
+    run.check_results()
+    names = run.client_names()
     with trace_summary.open_trace(run.trace_file) as db:
-        client = _client(who, names, _known(db, experiment.population))
-        lived = client_timeline.read(db, client)
-        notes = _notes(db, [job.ticket for job in lived.jobs])
-    return Told(experiment.strategy, label(name_of("strategy", experiment.strategy)), names, lived, notes)
+        number = _find_client(client, names, _known_clients(db, experiment.population))
+        timeline = read_client_timeline(db, number)
+        notes = _read_notes(db, [job.ticket for job in timeline.jobs])
+    strategy_name = short_name(name_of("strategy", experiment.strategy))
+    return ExplainedClient(experiment.strategy, strategy_name, names, timeline, notes)
 
 
-def _known(db: sqlite3.Connection, population: int) -> range | list[int]:
-    """Of a live run whoever came."""
+def _known_clients(db: sqlite3.Connection, population: int) -> range | list[int]:
+    """Return the whole population, or the sites that joined a live run."""
     if not db.execute("SELECT 1 FROM facts WHERE key = ?", (trace_summary.SERVED,)).fetchone():
         return range(population)
     return [c for (c,) in db.execute("SELECT DISTINCT client FROM trace WHERE client IS NOT NULL ORDER BY client")]
 
 
-def _client(who: str, names: Mapping[int, str], known: Sequence[int]) -> int:
+def _find_client(text: str, names: Mapping[int, str], known: Sequence[int]) -> int:
     for client, name in names.items():
-        if name == who:
+        if name == text:
             return client
-    if who.isdecimal() and len(who) < 12 and int(who) in known:
-        return int(who)
-    called = [names.get(client, str(client)) for client in known[: client_names.MOST]]
-    if not called:
-        raise ConfigError(f"--client {who}: nobody has come yet")
-    numbers = f"{known[0]} to {known[-1]}" if len(known) > 1 else str(known[0])
-    there = ", ".join(sorted(called)) if any(names) and len(known) <= client_names.MOST else numbers
-    raise ConfigError(f"--client {who}: there is none of that name or number: {there}")
+    if text.isdecimal() and len(text) < 12 and int(text) in known:
+        return int(text)
+    if not known:
+        raise ConfigError(f"--client {text}: no client has joined yet")
+    if names and len(known) <= client_names.MAX_LISTED_CLIENTS:
+        choices = ", ".join(sorted(client_names.client_label(client, names) for client in known))
+    else:
+        choices = f"{known[0]} to {known[-1]}" if len(known) > 1 else str(known[0])
+    raise ConfigError(f"--client {text}: no client has this name or number; choose from {choices}")
 
 
-def _notes(db: sqlite3.Connection, tickets: Sequence[int]) -> dict[int, dict[str, float]]:
-    found: dict[int, dict[str, float]] = {}
-    wanted = set(tickets)
+def _read_notes(db: sqlite3.Connection, tickets: Sequence[int]) -> dict[int, dict[str, float]]:
+    notes: dict[int, dict[str, float]] = {ticket: {} for ticket in tickets}
     query = "SELECT ticket, key, value FROM notes WHERE ticket IS NOT NULL AND value IS NOT NULL ORDER BY seq"
     for ticket, key, value in db.execute(query):
-        if ticket in wanted:
-            found.setdefault(ticket, {})[key] = value
-    return found
+        if ticket in notes:
+            notes[ticket][key] = value
+    return notes
 
 
-# ---------------------------------------------------------------- at a moment
+# ---------------------------------------------------------------- one moment
 
 
-def at(told: Told, now: float) -> tuple[str, list[Line]]:
-    """What it did then, and the story around it: how it came to that, and what followed."""
-    lived = told.life
-    if not 0 <= now <= lived.end:
-        raise ConfigError(f"--at {now:g}: the run {'ended' if lived.ended else 'is'} at {lived.end:g} s")
-    was = f"at {at_second(now)} {told.name(lived.client)} was"
-    rest = next((rest for rest in lived.rests if rest.start <= now < rest.stop), None)
-    rest = rest or next((rest for rest in lived.rests if rest.stop == now == lived.end), None)
-    if rest is not None:
-        before = [job for job in lived.jobs if job.ended is not None and job.ended <= rest.start][-1:]
-        after = [job for job in lived.jobs if job.sent >= rest.stop][:1]
-        lines = [line for job in before for line in job_lines(told, job)]
-        lines.append((rest.start, rest_text(told, rest)))
-        lines += [(job.sent, f"then sent version {job.base}") for job in after]
-        return f"{was} {rest.kind}, since {at_second(rest.start)}", _in_time(lines)
-    jobs = [job for job in lived.jobs if job.sent <= now and (job.ended is None or now <= job.ended)]
+def explain_moment(explained: ExplainedClient, now: float) -> tuple[str, list[TimedSentence]]:
+    """Return what the client did at this time, and the events before and after it."""
+    timeline = explained.timeline
+    if not 0 <= now <= timeline.end:
+        raise ConfigError(f"--at {now:g}: the run {'ended' if timeline.ended else 'is'} at {timeline.end:g} s")
+    was = f"at {format_time(now)} {explained.client_name(timeline.client)} was"
+    periods = timeline.idle_periods
+    period = next((p for p in periods if p.start <= now < p.stop), None)
+    period = period or next((p for p in periods if p.stop == now == timeline.end), None)
+    if period is not None:
+        before = [job for job in timeline.jobs if job.ended is not None and job.ended <= period.start][-1:]
+        after = [job for job in timeline.jobs if job.sent >= period.stop][:1]
+        lines = [line for job in before for line in job_sentences(explained, job)]
+        lines.append((period.start, describe_idle_period(explained, period)))
+        lines += [(job.sent, f"then received version {job.base_version}") for job in after]
+        return f"{was} {period.kind}, since {format_time(period.start)}", _by_time(lines)
+    jobs = [job for job in timeline.jobs if job.sent <= now and (job.ended is None or now <= job.ended)]
     if not jobs:
-        return f"nothing is known of it at {at_second(now)}", []
-    return f"{was} at work, since {at_second(jobs[-1].sent)}", _in_time(job_lines(told, jobs[-1]))
+        return f"the trace has no information about it at {format_time(now)}", []
+    return f"{was} at work, since {format_time(jobs[-1].sent)}", _by_time(job_sentences(explained, jobs[-1]))
 
 
-def _in_time(lines: list[Line]) -> list[Line]:
+def _by_time(lines: list[TimedSentence]) -> list[TimedSentence]:
     return sorted(lines, key=lambda line: line[0])
 
 
-# ---------------------------------------------------------------- over the run
+# ---------------------------------------------------------------- the whole run
 
 
-def shares(told: Told) -> dict[str, float]:
-    """Of the time: at work, waiting, away."""
-    lived = told.life
-    whole = lived.end or 1.0
-    found = {"working": lived.working, "waiting": lived.total("waiting"), "away": lived.total("away", "held off")}
-    return {kind: seconds / whole for kind, seconds in found.items()}
+def time_shares(explained: ExplainedClient) -> dict[str, float]:
+    """Return the shares of the time spent working, waiting and away."""
+    timeline = explained.timeline
+    seconds = {
+        "working": timeline.working,
+        "waiting": timeline.total("waiting"),
+        "away": timeline.total("away", "held off"),
+    }
+    return {kind: value / (timeline.end or 1.0) for kind, value in seconds.items()}
 
 
-def overview(told: Told) -> list[list[str]]:
-    """A name and what there is to tell of it, beside the median of the other clients."""
-    lived = told.life
-    others = [peer for client, peer in lived.peers.items() if client != lived.client]
-    mine, whole = lived.peers.get(lived.client, client_timeline.Peer()), lived.end or 1.0
-    split = shares(told)
-    ages = [job.staleness for job in lived.jobs if job.staleness is not None]
+def explain_run(explained: ExplainedClient) -> list[list[str]]:
+    """Return labelled facts about the client, compared with the median of the others."""
+    timeline, shares = explained.timeline, time_shares(explained)
+    others = [totals for client, totals in timeline.totals.items() if client != timeline.client]
+    totals, length = timeline.totals.get(timeline.client, ClientTotals()), timeline.end or 1.0
 
-    def beside(values: Sequence[float], form: str) -> str:
-        return f" (others: median {format(median(values), form)})" if values else ""
+    def compared(values: Sequence[float], spec: str) -> str:
+        return f" (median of others: {format(median(values), spec)})" if values else ""
 
+    working = compared([other.working / length for other in others], ".0%")
     rows = [
-        ["at work", f"{split['working']:.0%} of {lived.end:.0f} s{beside([p.working / whole for p in others], '.0%')}"],
-        ["waiting", f"{split['waiting']:.0%}{_mostly(told)}"],
-        ["away", f"{split['away']:.0%}"],
-        ["updates", f"{mine.updates}{beside([p.updates for p in others], 'g')}{_in_vain(told)}"],
+        ["at work", f"{shares['working']:.0%} of {timeline.end:.0f} s{working}"],
+        ["waiting", f"{shares['waiting']:.0%}{_describe_blockers(explained)}"],
+        ["away", f"{shares['away']:.0%}"],
+        ["updates", f"{totals.updates}{compared([o.updates for o in others], 'g')}{_describe_failures(explained)}"],
     ]
-    if mine.answers:
-        pace = [peer.answered / peer.answers for peer in others if peer.answers]
-        own = mine.answered / mine.answers
-        slower = sum(own > other for other in pace)
-        rank = f"; slower than {slower} of {len(pace)} others" if pace else ""
-        rows.append(["a job takes", f"{seconds_of(own)} on average{beside(pace, '.1f')}{rank}"])
-    if ages:
-        theirs = [peer.staleness / peer.answers for peer in others if peer.answers]
-        rows.append(["staleness", f"{fmean(ages):.1f} on average, {max(ages)} at most{beside(theirs, '.1f')}"])
-    given = mean_weight(told)
-    if given is not None:
-        rows.append(["weight", given])
+    answering = [other for other in others if other.answers]
+    if totals.answers:
+        mean = totals.answer_seconds / totals.answers
+        means = [other.answer_seconds / other.answers for other in answering]
+        rank = f"; slower than {sum(mean > other for other in means)} of {len(means)} others" if means else ""
+        rows.append(["job duration", f"{format_duration(mean)} on average{compared(means, '.1f')}{rank}"])
+    staleness = [job.staleness for job in timeline.jobs if job.staleness is not None]
+    if staleness:
+        median_staleness = compared([other.staleness / other.answers for other in answering], ".1f")
+        rows.append(["staleness", f"{fmean(staleness):.1f} on average, at most {max(staleness)}{median_staleness}"])
+    weight = describe_mean_weight(explained)
+    if weight is not None:
+        rows.append(["weight", weight])
     return rows
 
 
-def mean_weight(told: Told) -> str | None:
-    found: dict[str, list[float]] = {}
-    for job in told.life.jobs:
-        for weight in update_weights.of(told.strategy, job):
-            found.setdefault(weight.name, []).append(weight.value)
-        if "weight" in (noted := told.notes.get(job.ticket, {})):
-            found.setdefault("as noted", []).append(noted["weight"])
-    words = {"share": "{:.0%} of a version, on average", "discount": "discount s {:.3g} on average",
-             "alpha": "α s {:.3g} on average", "as noted": "{:.3g} on average, as the method noted it"}  # fmt: skip
-    return ", ".join(words[name].format(fmean(values)) for name, values in found.items()) or None
+def describe_mean_weight(explained: ExplainedClient) -> str | None:
+    values: dict[str, list[float]] = {}
+    for job in explained.timeline.jobs:
+        for weight in update_weights(explained.strategy, job):
+            values.setdefault(weight.name, []).append(weight.value)
+        if "weight" in (notes := explained.notes.get(job.ticket, {})):
+            values.setdefault("note", []).append(notes["weight"])
+    texts = {
+        "share": "{:.0%} of a version on average",
+        "discount": "discount s {:.3g} on average",
+        "alpha": "α s {:.3g} on average",
+        "note": "{:.3g} on average, as noted by the method",
+    }
+    return ", ".join(texts[name].format(fmean(each)) for name, each in values.items()) or None
 
 
-def _mostly(told: Told) -> str:
-    """Whom it waited for, in rounds."""
-    seconds: dict[int, float] = {}
-    times: Counter[int] = Counter()
-    for rest in told.life.rests:
-        client = blocker(told, rest)
+def _describe_blockers(explained: ExplainedClient) -> str:
+    """Name the client that synchronous rounds waited for longest."""
+    seconds, times = defaultdict[int, float](float), Counter[int]()
+    for period in explained.timeline.idle_periods:
+        client = blocking_client(explained, period)
         if client is not None:
-            seconds[client] = seconds.get(client, 0.0) + rest.seconds
+            seconds[client] += period.seconds
             times[client] += 1
     if not seconds:
         return ""
-    client, most = max(seconds.items(), key=lambda pair: pair[1])
-    waits = sum(rest.kind == "waiting" for rest in told.life.rests)
-    rounds = f"the last of its round in {times[client]} of {waits} waits"
-    return f", mostly for {told.name(client)}, {rounds} ({seconds_of(most)})"
-
-
-def _in_vain(told: Told) -> str:
-    kinds = Counter[str](job.outcome for job in told.life.jobs)
-    words = {"reject": "rejected by the method", "refuse": "refused by the gate", "lost": "lost"}
-    told_of = [f"{kinds[kind]} {word}" for kind, word in words.items() if kinds[kind]]
-    return f"; {', '.join(told_of)}" if told_of else ""
-
-
-def moments(told: Told) -> list[Line]:
-    """The most telling ones, in order of time: what went wrong first, then what was longest, oldest, heaviest."""
-    lived = told.life
-    found: list[Line] = []
-    for outcome in ("refuse", "lost", "reject"):
-        alike = [job for job in lived.jobs if job.outcome == outcome]
-        if alike and (job := alike[0]).ended is not None:
-            more = f" (the first of {len(alike)})" if len(alike) > 1 else ""
-            found.append((job.ended, ended(told, job) + more))
-    for kind in ("waiting", "away", "held off"):
-        rests = [rest for rest in lived.rests if rest.kind == kind]
-        if rests:
-            longest = max(rests, key=lambda rest: rest.seconds)
-            found.append((longest.start, rest_text(told, longest) + (" (its longest)" if len(rests) > 1 else "")))
-    arrived = [job for job in lived.jobs if job.outcome == "arrive" and job.ended is not None]
-    if arrived:
-        chosen = max(arrived, key=lambda job: job.staleness or 0) if any(j.staleness for j in arrived) else arrived[0]
-        assert chosen.ended is not None
-        found.append((chosen.ended, f"{ended(told, chosen)}; {fate(told, chosen)}"))
-        found += [(chosen.ended, line) for line in weights(told, chosen)[-1:]]
-    if lived.jobs and lived.jobs[-1].ended is None and lived.jobs[-1].sent < lived.end:
-        found.append(job_lines(told, lived.jobs[-1])[-1])
-    return _in_time(list(dict.fromkeys(found)))
-
-
-def never(told: Told) -> str | None:
-    """Of a client that was never sent anything."""
-    lived = told.life
-    if lived.jobs:
-        return None
-    if lived.seen:
-        return f"was never sent work in {seconds_of(lived.end)}"
+    client, longest = max(seconds.items(), key=lambda pair: pair[1])
+    waits = sum(period.kind == "waiting" for period in explained.timeline.idle_periods)
+    name = explained.client_name(client)
     return (
-        f"was never sent work in {seconds_of(lived.end)}, and no row of the trace names it: it could never be reached, "
-        f"or {told.called} never chose it"
+        f", mostly for {name}, the last of its round in {times[client]} of {waits} waits ({format_duration(longest)})"
     )
+
+
+def _describe_failures(explained: ExplainedClient) -> str:
+    counts = Counter[str](job.outcome for job in explained.timeline.jobs)
+    words = {"reject": "rejected by the method", "refuse": "refused by the gate", "lost": "lost"}
+    failures = ", ".join(f"{counts[outcome]} {word}" for outcome, word in words.items() if counts[outcome])
+    return f"; {failures}" if failures else ""
+
+
+def key_moments(explained: ExplainedClient) -> list[TimedSentence]:
+    """Return the most informative moments in order of time: first failures, longest idle periods, stalest update."""
+    timeline = explained.timeline
+    lines: list[TimedSentence] = []
+    for outcome in ("refuse", "lost", "reject"):
+        jobs = [job for job in timeline.jobs if job.outcome == outcome]
+        if jobs and jobs[0].ended is not None:
+            count = f" (the first of {len(jobs)})" if len(jobs) > 1 else ""
+            lines.append((jobs[0].ended, describe_end(explained, jobs[0]) + count))
+    for kind in ("waiting", "away", "held off"):
+        periods = [period for period in timeline.idle_periods if period.kind == kind]
+        if periods:
+            longest = max(periods, key=lambda period: period.seconds)
+            mark = " (the longest)" if len(periods) > 1 else ""
+            lines.append((longest.start, describe_idle_period(explained, longest) + mark))
+    arrived = [job for job in timeline.jobs if job.outcome == "arrive" and job.ended is not None]
+    if arrived:
+        stalest = max(arrived, key=lambda job: job.staleness or 0)  # the first one if none is stale
+        assert stalest.ended is not None
+        lines.append((stalest.ended, f"{describe_end(explained, stalest)}; {describe_commit(explained, stalest)}"))
+        lines += [(stalest.ended, line) for line in describe_weights(explained, stalest)[-1:]]
+    if timeline.jobs and timeline.jobs[-1].ended is None and timeline.jobs[-1].sent < timeline.end:
+        lines.append(job_sentences(explained, timeline.jobs[-1])[-1])
+    return _by_time(list(dict.fromkeys(lines)))
+
+
+def explain_no_jobs(explained: ExplainedClient) -> str | None:
+    """Explain why a client has no jobs; None if it has some."""
+    timeline = explained.timeline
+    if timeline.jobs:
+        return None
+    text = f"was never sent work in {format_duration(timeline.end)}"
+    if timeline.mentioned:
+        return text
+    return f"{text} and is not in the trace: it was never reachable, or {explained.strategy_name} never selected it"
 
 
 # ---------------------------------------------------------------- JSON
 
 
-def plain(told: Told, now: float | None) -> dict[str, Any]:
-    lived = told.life
-    jobs = [job for job in lived.jobs if now is None or (job.sent <= now and (job.ended is None or now <= job.ended))]
-    rests = [rest for rest in lived.rests if now is None or rest.start <= now <= rest.stop]
-    made: dict[str, Any] = {
-        "client": lived.client,
-        "name": told.names.get(lived.client),
-        "strategy": told.called,
-        "end": lived.end,
-        "ended": lived.ended,
+def explanation_json(explained: ExplainedClient, now: float | None) -> dict[str, object]:
+    timeline = explained.timeline
+    jobs = [
+        job for job in timeline.jobs if now is None or (job.sent <= now and (job.ended is None or now <= job.ended))
+    ]
+    periods = [period for period in timeline.idle_periods if now is None or period.start <= now <= period.stop]
+    result: dict[str, object] = {
+        "client": timeline.client,
+        "name": explained.names.get(timeline.client),
+        "strategy": explained.strategy_name,
+        "end": timeline.end,
+        "ended": timeline.ended,
         "at": now,
     }
     if now is None:
-        ages = [job.staleness for job in lived.jobs if job.staleness is not None]
-        made |= {
-            "shares": shares(told),
-            "updates": lived.peers.get(lived.client, client_timeline.Peer()).updates,
-            "outcomes": dict(Counter(job.outcome for job in lived.jobs)),
-            "staleness_mean": fmean(ages) if ages else None,
-            "moments": [{"at": when, "text": text} for when, text in moments(told)],
+        staleness = [job.staleness for job in timeline.jobs if job.staleness is not None]
+        result |= {
+            "shares": time_shares(explained),
+            "updates": timeline.totals.get(timeline.client, ClientTotals()).updates,
+            "outcomes": dict(Counter(job.outcome for job in timeline.jobs)),
+            "staleness_mean": fmean(staleness) if staleness else None,
+            "moments": [{"at": when, "text": text} for when, text in key_moments(explained)],
         }
     else:
-        headline, lines = at(told, now)
-        made |= {"doing": headline, "story": [{"at": when, "text": text} for when, text in lines]}
-    return {**made, "jobs": [_plain_job(told, job) for job in jobs], "rests": [_plain_rest(told, r) for r in rests]}
+        headline, lines = explain_moment(explained, now)
+        result |= {"doing": headline, "story": [{"at": when, "text": text} for when, text in lines]}
+    result["jobs"] = [_job_json(explained, job) for job in jobs]
+    result["rests"] = [_idle_period_json(explained, period) for period in periods]
+    return result
 
 
-def _plain_job(told: Told, job: Job) -> dict[str, Any]:
+def _job_json(explained: ExplainedClient, job: ClientJob) -> dict[str, object]:
     return {
         "ticket": job.ticket,
         "sent": job.sent,
-        "version": job.base,
+        "version": job.base_version,
         "ended": job.ended,
         "outcome": job.outcome,
         "staleness": job.staleness,
         "steps": job.steps,
         "examples": job.examples,
-        "reason": job.why,
+        "reason": job.reason,
         "committed": job.committed,
         "committed_at": job.committed_at,
         "with": [other.client for other in job.others],
-        "weights": {weight.name: weight.value for weight in update_weights.of(told.strategy, job)},
-        "notes": told.notes.get(job.ticket, {}),
-        "told": [text for _, text in job_lines(told, job)],
+        "weights": {weight.name: weight.value for weight in update_weights(explained.strategy, job)},
+        "notes": explained.notes.get(job.ticket, {}),
+        "told": [text for _, text in job_sentences(explained, job)],
     }
 
 
-def _plain_rest(told: Told, rest: Rest) -> dict[str, Any]:
+def _idle_period_json(explained: ExplainedClient, period: IdlePeriod) -> dict[str, object]:
     return {
-        "kind": rest.kind,
-        "start": rest.start,
-        "stop": rest.stop,
-        "waited_for": blocker(told, rest),
-        "told": rest_text(told, rest),
+        "kind": period.kind,
+        "start": period.start,
+        "stop": period.stop,
+        "waited_for": blocking_client(explained, period),
+        "told": describe_idle_period(explained, period),
     }

@@ -1,76 +1,100 @@
-"""Which method to take, from a comparison, by one stated rule.
+"""Recommendation of a method for given sites, from a tournament of a limited duration.
 
-The best is the one with the best mean of the metric a table shows, at the end of the runs. Tied with it is every method
-whose paired 95 % interval against it includes 0: over these seeds the difference is noise. Among those who are tied
-the one that moves the fewest bytes is taken, then the one that keeps the least of each client on the server, then the
-simplest. Bytes within a twentieth of each other are the same. A method is out of it if any of its runs learned nothing,
-ended early, had to fall back to an earlier model, or had updates refused that the world itself had not spoilt.
+The best method has the best mean of the headline metric at the end of the runs. A method is tied with it if the paired
+95 % interval of their difference includes 0. Among tied methods the rule prefers the one that moves the fewest bytes,
+then the least server state per client, then the simplest. A method is excluded if one of its runs learned nothing,
+ended early, fell back to an earlier model, or had updates refused that no fault of the scenario had changed.
+
+A tournament measures the duration of a run in a short trial. It uses as many seeds as fit the time limit, at least
+three, and shortens the runs if three do not fit.
 """
 
 from __future__ import annotations
 
+import tempfile
+import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite
+from dataclasses import dataclass, replace
+from math import isfinite, isnan, nan
+from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from offbeat.core.about import About
 from offbeat.core.strategies import REGISTRY
-from offbeat.metrics.intervals import Interval, paired
-from offbeat.metrics.trace_summary import UNFINISHED, Summary, size
-from offbeat.results.result_warnings import ORDERLY
+from offbeat.engine.progress import Status
+from offbeat.engine.until import Until
+from offbeat.engine.virtual.virtual_engine import INTERRUPTED
+from offbeat.experiment.comparison import Comparison
+from offbeat.experiment.run import execution as runs
+from offbeat.experiment.spec.choices import name_of
+from offbeat.experiment.spec.config import Experiment
+from offbeat.metrics.measures import MISSING
+from offbeat.metrics.seed_statistics import Interval, paired_difference
+from offbeat.metrics.trace_summary import UNFINISHED, Summary, format_bytes
+from offbeat.results.result_warnings import NORMAL_ENDS
+from offbeat.scenario.faults import ResultFault
+from offbeat.workers import registry
 
-ALIKE = 1.05  # bytes up to so many times the least are the same
-# what is easiest to run and to explain first; the others follow in the order of the registry
-SIMPLE = ("fedavg", "fedprox", "fedasync", "fedbuff", "local", "fedavgm", "fedadam", "fedat")
+BUDGET = 120.0  # host seconds
+MIN_SEEDS, MAX_SEEDS = 3, 5
+TRIAL_SECONDS = 4.0  # host seconds of the trial run
+OVERHEAD_SECONDS = 10.0  # host seconds for starting processes, and for the figure and the page
+STAND_IN_KEY = "stand_in"  # in the manifest: description of the data that replaces the sites' own
+SIMILAR_BYTES_FACTOR = 1.05  # up to this factor two numbers of bytes count as equal
+# the methods that are easiest to run and explain, in order; the others follow in the order of the registry
+SIMPLEST_FIRST = ("fedavg", "fedprox", "fedasync", "fedbuff", "local", "fedavgm", "fedadam", "fedat")
+
+
+# ---------------------------------------------------------------- recommendation
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method in the tournament."""
+    """A method and the summaries of its finished runs."""
 
     label: str
-    name: str  # in the registry, or of one's own file
+    name: str  # in the registry or in a user's file
     about: About | None
-    found: Mapping[int, Summary]  # by seed
+    summaries: Mapping[int, Summary]  # by seed
 
     @property
     def finals(self) -> dict[int, float]:
-        return {seed: s.metrics.get(s.headline, float("nan")) for seed, s in self.found.items()}
+        return {seed: s.metrics.get(s.headline, nan) for seed, s in self.summaries.items()}
 
     @property
     def mean(self) -> float:
         return fmean(self.finals.values())
 
     @property
-    def moved(self) -> float:
-        return fmean(s.bytes_down + s.bytes_up for s in self.found.values())
+    def bytes_moved(self) -> float:
+        return fmean(s.bytes_down + s.bytes_up for s in self.summaries.values())
 
     @property
-    def kept(self) -> float:
-        """Bytes on the server for each client."""
+    def kept_per_client(self) -> float:
+        """Bytes of server state per client."""
         if self.about is not None and self.about.keeps.startswith("nothing"):
             return 0.0
-        held = fmean(s.server_bytes / max(1, s.clients) for s in self.found.values())
-        return held if isfinite(held) else 0.0
+        size = fmean(s.server_bytes / max(1, s.clients) for s in self.summaries.values())
+        return size if isfinite(size) else 0.0
 
     @property
     def simplicity(self) -> int:
-        order = [*SIMPLE, *(name for name in REGISTRY if name not in SIMPLE)]
+        order = [*SIMPLEST_FIRST, *(name for name in REGISTRY if name not in SIMPLEST_FIRST)]
         return order.index(self.name) if self.name in order else len(order)
 
 
 @dataclass(frozen=True)
-class Advice:
+class Recommendation:
+    """The recommended method, with the evidence for it."""
+
     metric: str
     higher: bool
     seeds: list[int]
-    ranked: list[Candidate]  # best first, those that are out of it last
-    out: dict[str, str]  # label -> why
-    differences: dict[str, Interval]  # label -> to the best
-    tied: list[str]  # the best and whoever cannot be told from it
-    taken: str | None
+    ranked: list[Candidate]  # best first, excluded methods last
+    excluded: dict[str, str]  # label -> reason
+    differences: dict[str, Interval]  # label -> difference to the best
+    tied: list[str]  # the best, then all that are tied with it
+    recommended: str | None
     why: str
 
     @property
@@ -78,120 +102,228 @@ class Advice:
         return self.tied[0] if self.tied else None
 
 
-def give(candidates: Sequence[Candidate], spoilt: bool = False) -> Advice:
-    """`spoilt`: the world itself damages updates, so that refusals are not the methods' fault. Seeds that not all have
-    finished are left out.
+def recommend(candidates: Sequence[Candidate], faulty_updates: bool = False) -> Recommendation:
+    """Apply the rule to the seeds that all methods have finished.
+
+    With `faulty_updates` the scenario damages updates, so refused updates do not exclude a method.
     """
-    finished = [c for c in candidates if c.found]
-    seeds = sorted(set.intersection(*(set(c.found) for c in candidates))) if finished else []
-    same = [Candidate(c.label, c.name, c.about, {seed: c.found[seed] for seed in seeds}) for c in candidates]
+    seeds = sorted(set.intersection(*(set(c.summaries) for c in candidates)))
     if not seeds:
-        return Advice("", True, [], list(candidates), {}, {}, [], None, "no seed is finished for every method yet")
-    first = same[0].found[seeds[0]]
+        why = "no seed is finished for every method yet"
+        return Recommendation("", True, [], list(candidates), {}, {}, [], None, why)
+    methods = [replace(c, summaries={seed: c.summaries[seed] for seed in seeds}) for c in candidates]
+    first = methods[0].summaries[seeds[0]]
     metric, higher = first.headline, first.higher(first.headline)
-    out = {c.label: reason for c in same if (reason := _out(c, spoilt)) is not None}
-    able = sorted((c for c in same if c.label not in out), key=lambda c: c.mean, reverse=higher)
-    ranked = [*able, *(c for c in same if c.label in out)]
-    if not able:
-        why = "no method can be recommended: " + "; ".join(f"{label}: {reason}" for label, reason in out.items())
-        return Advice(metric, higher, seeds, ranked, out, {}, [], None, why)
-    best = able[0]
-    differences = {c.label: paired(c.finals, best.finals) for c in able[1:]}
-    tied = [best, *(c for c in able[1:] if not differences[c.label].excludes_zero)]
-    taken, reason = _choose(tied)
-    why = _why(taken, reason, tied, able, len(seeds), metric)
-    return Advice(metric, higher, seeds, ranked, out, differences, [c.label for c in tied], taken.label, why)
+    excluded = {c.label: reason for c in methods if (reason := _reason_against(c, faulty_updates)) is not None}
+    eligible = sorted((c for c in methods if c.label not in excluded), key=lambda c: c.mean, reverse=higher)
+    ranked = [*eligible, *(c for c in methods if c.label in excluded)]
+    if not eligible:
+        why = "no method can be recommended: " + "; ".join(f"{label}: {reason}" for label, reason in excluded.items())
+        return Recommendation(metric, higher, seeds, ranked, excluded, {}, [], None, why)
+    best, *others = eligible
+    differences = {c.label: paired_difference(c.finals, best.finals) for c in others}
+    tied = [best, *(c for c in others if not differences[c.label].excludes_zero)]
+    choice, reason = _choose_among_tied(tied)
+    why = _explain_choice(choice, reason, tied, eligible, len(seeds), metric)
+    labels = [c.label for c in tied]
+    return Recommendation(metric, higher, seeds, ranked, excluded, differences, labels, choice.label, why)
 
 
-def _out(candidate: Candidate, spoilt: bool) -> str | None:
-    """Why a method is not recommended, whatever its numbers are."""
-    for seed, s in candidate.found.items():
-        if s.nothing is not None:
-            return f"seed {seed}: {s.nothing.lower()}"
+def _reason_against(candidate: Candidate, faulty_updates: bool) -> str | None:
+    """Return why a method is excluded whatever its results are, or None."""
+    for seed, s in candidate.summaries.items():
         refused = sum(s.refused.values())
-        if refused and not spoilt:
+        if s.nothing_learned is not None:
+            return f"seed {seed}: {s.nothing_learned.lower()}"
+        if refused and not faulty_updates:
             return f"seed {seed}: {refused} of its updates were refused, most for {next(iter(s.refused))}"
-        if s.ended not in ORDERLY and s.ended != UNFINISHED:
+        if s.ended not in NORMAL_ENDS and s.ended != UNFINISHED:
             return f"seed {seed}: it ended early: {s.ended}"
         if not isfinite(candidate.finals[seed]):
-            return f"seed {seed}: its {s.headline} is no number"
+            return f"seed {seed}: its {s.headline} is not finite"
     return None
 
 
-def _choose(tied: Sequence[Candidate]) -> tuple[Candidate, str]:
-    """Of those that cannot be told apart, and by what it was decided."""
+def _choose_among_tied(tied: Sequence[Candidate]) -> tuple[Candidate, str]:
+    """Return the preferred method and the criterion that decided."""
     if len(tied) == 1:
         return tied[0], ""
-    least = min(c.moved for c in tied)
-    frugal = [c for c in tied if c.moved <= least * ALIKE]
+    fewest = min(c.bytes_moved for c in tied)
+    frugal = [c for c in tied if c.bytes_moved <= fewest * SIMILAR_BYTES_FACTOR]
     if len(frugal) == 1:
-        return frugal[0], f"it moves the fewest bytes ({size(frugal[0].moved)} a run)"
-    least = min(c.kept for c in frugal)
-    light = [c for c in frugal if c.kept <= least * ALIKE]
+        return frugal[0], f"it moves the fewest bytes ({format_bytes(frugal[0].bytes_moved)} per run)"
+    least = min(c.kept_per_client for c in frugal)
+    light = [c for c in frugal if c.kept_per_client <= least * SIMILAR_BYTES_FACTOR]
     if len(light) == 1:
-        return light[0], "of those that move as few bytes it keeps the least of each client on the server"
+        return light[0], "among those that move the fewest bytes it keeps the least state per client on the server"
     simplest = min(light, key=lambda c: c.simplicity)
-    return simplest, "it is the simplest of those that move as few bytes and keep as little on the server"
+    return simplest, "it is the simplest of those that move the fewest bytes and keep the least state on the server"
 
 
-def _why(
-    taken: Candidate, reason: str, tied: Sequence[Candidate], able: Sequence[Candidate], seeds: int, metric: str
+def _explain_choice(
+    choice: Candidate, reason: str, tied: Sequence[Candidate], eligible: Sequence[Candidate], seeds: int, metric: str
 ) -> str:
     over = f"{seeds} seeds" if seeds > 1 else "one seed"
     if len(tied) > 1:
-        names = [c.label for c in tied]
-        between = f"{', '.join(names[:-1])} and {names[-1]}"
-        noise = "the differences are noise" if seeds > 1 else "one seed cannot tell noise from a difference"
-        return f"a tie between {between}: over {over} {noise}. Take {taken.label}: {reason}"
-    if len(able) == 1:
-        return f"take {taken.label}: no other method can be recommended"
-    return f"take {taken.label}: its {metric} is the best over {over}, and every other is worse by more than noise"
+        *names, last = [c.label for c in tied]
+        noise = "the differences are noise" if seeds > 1 else "a difference cannot be told from noise"
+        return f"a tie between {', '.join(names)} and {last}: over {over} {noise}. Take {choice.label}: {reason}"
+    if len(eligible) == 1:
+        return f"take {choice.label}: no other method can be recommended"
+    return f"take {choice.label}: its {metric} is the best over {over}, and every other is worse by more than noise"
 
 
-def plain(advice: Advice) -> dict[str, Any]:
-    """For JSON."""
-    rows = []
+def recommendation_json(advice: Recommendation) -> dict[str, object]:
+    methods = []
     for c in advice.ranked:
         gap = advice.differences.get(c.label)
-        told = None if gap is None else {"mean": gap.mean, "low": gap.low, "high": gap.high, "seeds": gap.seeds}
-        rows.append(
+        difference = None if gap is None else {"mean": gap.mean, "low": gap.low, "high": gap.high, "seeds": gap.seeds}
+        methods.append(
             {
                 "method": c.label,
-                "final": c.mean if c.found else None,
+                "final": c.mean if c.summaries else None,
                 "by_seed": c.finals,
-                "difference": told,
+                "difference": difference,
                 "verdict": verdict(advice, c.label),
-                "out": advice.out.get(c.label),
-                "bytes_moved": c.moved if c.found else None,
-                "kept_per_client": c.kept if c.found else None,
+                "out": advice.excluded.get(c.label),
+                "bytes_moved": c.bytes_moved if c.summaries else None,
+                "kept_per_client": c.kept_per_client if c.summaries else None,
             }
         )
     return {
-        "recommended": advice.taken,
+        "recommended": advice.recommended,
         "best": advice.best,
         "tied": advice.tied,
         "why": advice.why,
         "metric": advice.metric,
         "seeds": advice.seeds,
-        "methods": rows,
+        "methods": methods,
     }
 
 
-def verdict(advice: Advice, label: str) -> str:
-    if label in advice.out:
+def verdict(advice: Recommendation, label: str) -> str:
+    if label in advice.excluded:
         return "out"
     if label == advice.best:
         return "best"
     return "tied" if label in advice.tied else "worse"
 
 
-def table(advice: Advice) -> list[list[str]]:
-    """Best first."""
-    rows = [["method", f"final {advice.metric}", "to the best [95 %]", "moved", "kept a client", "which is"]]
+def recommendation_table(advice: Recommendation) -> list[list[str]]:
+    """Return headings and one line per method, best first."""
+    rows = [["method", f"final {advice.metric}", "to the best [95 %]", "moved", "state per client", "verdict"]]
     for c in advice.ranked:
         gap = advice.differences.get(c.label)
-        told = "–" if gap is None else f"{gap.mean:+.3f}"
-        if gap is not None and gap.half == gap.half:
-            told += f" [{gap.low:+.3f}, {gap.high:+.3f}]"
-        rows.append([c.label, f"{c.mean:.3f}", told, size(c.moved), size(c.kept), verdict(advice, c.label)])
+        difference = MISSING if gap is None else f"{gap.mean:+.3f}"
+        if gap is not None and not isnan(gap.half):
+            difference += f" [{gap.low:+.3f}, {gap.high:+.3f}]"
+        sizes = format_bytes(c.bytes_moved), format_bytes(c.kept_per_client)
+        shown = "excluded" if c.label in advice.excluded else verdict(advice, c.label)
+        rows.append([c.label, f"{c.mean:.3f}", difference, *sizes, shown])
     return rows
+
+
+def judge_comparison(comparison: Comparison) -> Recommendation:
+    """Apply the rule to the finished runs of a comparison."""
+    summaries = comparison.finished()
+    candidates: list[Candidate] = []
+    faulty_updates = False
+    for label in comparison.strategies():
+        experiment = comparison.runs(label)[0].experiment()
+        faulty_updates = faulty_updates or any(isinstance(fault, ResultFault) for fault in experiment.faults)
+        about: About | None = getattr(experiment.strategy, "about", None)
+        name = name_of("strategy", experiment.strategy)
+        candidates.append(Candidate(label, name, about, summaries.get(label, {})))
+    return recommend(candidates, faulty_updates)
+
+
+# ---------------------------------------------------------------- tournament
+
+
+@dataclass(frozen=True)
+class TournamentPlan:
+    """Number of seeds and length of the runs."""
+
+    seeds: int
+    until: Until
+    expected: float | None  # host seconds; None: not measured
+    shortened: float = 1.0  # length of the runs as a share of the requested length
+
+
+def without_target(experiment: Experiment) -> Experiment:
+    """Return the experiment without the end at its target, where all methods would be equally good.
+
+    The time to the target is still reported.
+    """
+    until = experiment.until
+    if until.target is None:
+        return experiment
+    return replace(experiment, until=replace(until, target=None), target=until.target)
+
+
+def default_methods(experiment: Experiment) -> list[str]:
+    """Return one method of each kind, with a buffer that fits the number of clients."""
+    k = max(2, min(10, experiment.clients // 4))
+    return ["fedavg", "fedasync", f"fedbuff(k={k})", "fedat", "orthofl"]
+
+
+def estimate_run_seconds(experiment: Experiment, patience: float = TRIAL_SECONDS) -> float:
+    """Return the host seconds that a run takes, extrapolated from a temporary run of `patience` seconds."""
+    started, share = time.monotonic(), 0.0
+    first: float | None = None
+
+    def watch(status: Status) -> bool:
+        nonlocal first, share
+        now = time.monotonic()
+        first, share = now if first is None else first, max(share, status.share)
+        return now - first > patience
+
+    with tempfile.TemporaryDirectory(prefix="offbeat-which-") as folder:
+        outcome = runs.execute_run(runs.create_run(Path(folder) / "trial", experiment), watch)
+    seconds = time.monotonic() - (started if first is None else first)
+    finished = outcome is None or outcome.reason != INTERRUPTED
+    return seconds if finished else seconds / max(share, 1e-4)
+
+
+def plan_tournament(
+    experiments: Mapping[str, Experiment],
+    budget: float,
+    seeds: int | None = None,
+    fixed: bool = False,
+    run_seconds: float | None = None,
+    cores: int | None = None,
+) -> TournamentPlan:
+    """Choose the number of seeds and the length of the runs for a budget in host seconds.
+
+    `seeds` is the requested number, `fixed` forbids shorter runs, `run_seconds` is the measured duration of a run.
+    """
+    first = next(iter(experiments.values()))
+    if run_seconds is None or (seeds is not None and fixed):
+        return TournamentPlan(seeds or MAX_SEEDS, first.until, None)
+    parallel_runs = max(1, min(cores or registry.cores_of(registry.INLINE), len(experiments)))
+    seconds_per_seed = run_seconds * len(experiments) / parallel_runs
+    available = max(budget - OVERHEAD_SECONDS, budget / 2)
+    count = seeds or max(MIN_SEEDS, min(MAX_SEEDS, int(available / seconds_per_seed)))
+    share = 1.0 if fixed else min(1.0, available / (seconds_per_seed * count))
+    expected = OVERHEAD_SECONDS + seconds_per_seed * count * share
+    return TournamentPlan(count, _shorten(first.until, share), expected, share)
+
+
+def _shorten(until: Until, share: float) -> Until:
+    if share >= 1:
+        return until
+    seconds = None if until.seconds is None else float(f"{until.seconds * share:.2g}")
+    updates = None if until.updates is None else max(1, int(until.updates * share))
+    return Until(seconds=seconds, updates=updates)
+
+
+def with_end(experiment: Experiment, until: Until) -> Experiment:
+    """Return the experiment with another end, and the default evaluation grid if its own is too coarse for it."""
+    every = experiment.evaluate_every
+    if every is not None and until.seconds is not None and every > until.seconds / 4:
+        every = None
+    return replace(experiment, until=until, evaluate_every=every)
+
+
+def has_unfinished_runs(comparison: Comparison) -> bool:
+    return not all(run.complete for _, run in comparison.entries())

@@ -1,232 +1,236 @@
-"""What happened to a client, job by job and rest by rest, in sentences.
+"""Sentences about a client: what happened to each of its jobs, and why it was idle.
 
-Everything is read off the trace. What only the strategy knows is told as far as its rule gives it from there
-(`weighing`), and said to be unknown where it does not.
+All facts come from the trace. The weight of an update is given as far as the strategy's rule determines it, and
+otherwise reported as unknown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from offbeat.core.errors import counted
-from offbeat.results import update_weights
-from offbeat.results.client_timeline import Cause, Job, Life, Rest
+from offbeat.core.about import About
+from offbeat.core.errors import format_count
+from offbeat.results.client_timeline import (
+    BUFFERING_STRATEGIES,
+    ClientJob,
+    ClientTimeline,
+    IdlePeriod,
+    PrecedingEvent,
+    update_weights,
+)
 
-NAMED = 4  # clients in one sentence
-Line = tuple[float, str]  # when, what
+MAX_NAMED_CLIENTS = 4  # per sentence
+TimedSentence = tuple[float, str]
 
 
 @dataclass(frozen=True)
-class Told:
-    """A run's strategy and clients, as sentences need them."""
+class ExplainedClient:
+    """The timeline of a client with what sentences about it need: the strategy, names and notes."""
 
-    strategy: Any
-    called: str  # the strategy
+    strategy: object
+    strategy_name: str
     names: Mapping[int, str]
-    life: Life
-    notes: Mapping[int, Mapping[str, float]]  # of this client's tickets
+    timeline: ClientTimeline
+    notes: Mapping[int, Mapping[str, float]]  # by ticket of this client
 
     @property
     def mode(self) -> str | None:
-        about = getattr(self.strategy, "about", None)
+        about: About | None = getattr(self.strategy, "about", None)
         return None if about is None else about.mode
 
-    def name(self, client: int | None) -> str:
-        if client is None:
-            return "nobody"
+    def client_name(self, client: int) -> str:
         return self.names.get(client, f"client {client}")
 
-    def list(self, clients: Sequence[int]) -> str:
-        several = [self.name(client) for client in dict.fromkeys(clients)]
-        if len(several) > NAMED + 1:
-            return f"{', '.join(several[:NAMED])} and {len(several) - NAMED} more"
-        return " and ".join(filter(None, [", ".join(several[:-1]), several[-1]])) if several else "nobody"
+    def list_clients(self, clients: Sequence[int]) -> str:
+        names = [self.client_name(client) for client in dict.fromkeys(clients)]
+        if len(names) > MAX_NAMED_CLIENTS + 1:
+            return f"{', '.join(names[:MAX_NAMED_CLIENTS])} and {len(names) - MAX_NAMED_CLIENTS} more"
+        return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-# ---------------------------------------------------------------- a job
+# ---------------------------------------------------------------- jobs
 
 
-def job_lines(told: Told, job: Job) -> list[Line]:
-    """From when it was sent to what became of it."""
-    number = told.life.jobs.index(job) + 1
-    lines = [(job.sent, f"sent version {job.base}, its job {number}")]
+def job_sentences(explained: ExplainedClient, job: ClientJob) -> list[TimedSentence]:
+    """Describe a job from its dispatch to the use of its update."""
+    timeline = explained.timeline
+    lines = [(job.sent, f"received version {job.base_version} (job {timeline.jobs.index(job) + 1})")]
     if job.ended is None:
-        lines.append(
-            (told.life.end, f"{_still(told)} at work on version {job.base}, for {seconds_of(told.life.end - job.sent)}")
-        )
-        return lines
-    lines.append((job.ended, ended(told, job)))
+        state = "still working" if timeline.ended is None else "the run ended while it was working"
+        duration = format_duration(timeline.end - job.sent)
+        return [*lines, (timeline.end, f"{state} on version {job.base_version}, for {duration}")]
+    lines.append((job.ended, describe_end(explained, job)))
+    used_at = job.ended
     if job.outcome == "arrive":
-        lines.append((job.ended if job.committed_at is None else job.committed_at, fate(told, job)))
-        lines += [(lines[-1][0], line) for line in weights(told, job)]
-    noted = told.notes.get(job.ticket)
-    if noted:
-        lines.append((lines[-1][0], f"{told.called} noted: {', '.join(f'{k} {v:.4g}' for k, v in noted.items())}"))
-    for kind, at in job.strays:
-        how = "its answer came after all, too late" if kind == "late" else "its answer came a second time"
-        lines.append((at, f"{how}: it was dropped"))
+        used_at = job.ended if job.committed_at is None else job.committed_at
+        lines += [(used_at, line) for line in (describe_commit(explained, job), *describe_weights(explained, job))]
+    if notes := explained.notes.get(job.ticket):
+        values = ", ".join(f"{key} {value:.4g}" for key, value in notes.items())
+        lines.append((used_at, f"{explained.strategy_name} noted: {values}"))
+    for kind, at in job.extra_uploads:
+        lines.append((at, f"{'a late' if kind == 'late' else 'a duplicate'} upload arrived and was dropped"))
     return lines
 
 
-def ended(told: Told, job: Job) -> str:
+def describe_end(explained: ExplainedClient, job: ClientJob) -> str:
     assert job.ended is not None
-    took = seconds_of(job.ended - job.sent)
+    took = format_duration(job.ended - job.sent)
     if job.outcome == "lost":
-        return f"its ticket expired after {took}, without an answer: {job.why or 'no reason is known'}"
+        return f"the job expired after {took} without an answer: {job.reason or 'reason unknown'}"
     if job.outcome == "refuse":
-        return f"answered after {took}; the gate refused the update, so {told.called} never saw it: {job.why}"
-    work = ", ".join(
-        f"{count} {what}" for count, what in ((job.steps, "steps"), (job.examples, "examples")) if count is not None
-    )
-    if told.mode == "alone":
-        stale = "nothing is shared, so nothing is stale"
+        return f"answered after {took}; the gate refused the update before {explained.strategy_name}: {job.reason}"
+    counts = {"steps": job.steps, "examples": job.examples}
+    work = ", ".join(f"{count} {unit}" for unit, count in counts.items() if count is not None)
+    if explained.mode == "alone":
+        staleness = "nothing is shared, so there is no staleness"
     elif not job.staleness:
-        stale = "no version was committed meanwhile, so it was fresh (staleness 0)"
+        staleness = "no version was committed in the meantime (staleness 0)"
     else:
-        stale = f"{counted(job.staleness, 'version')} had been committed meanwhile: staleness {job.staleness}"
-    rejected = f"; {told.called} rejected it: {job.why}" if job.outcome == "reject" else ""
-    return f"answered after {took} ({work}); {stale}{rejected}"
+        was = "was" if job.staleness == 1 else "were"
+        versions = format_count(job.staleness, "version")
+        staleness = f"{versions} {was} committed in the meantime (staleness {job.staleness})"
+    rejected = f"; {explained.strategy_name} rejected the update: {job.reason}" if job.outcome == "reject" else ""
+    return f"answered after {took} ({work}); {staleness}{rejected}"
 
 
-def fate(told: Told, job: Job) -> str:
-    """Of an update that was taken."""
-    if told.mode == "alone":
-        return "its model stays its own"
+def describe_commit(explained: ExplainedClient, job: ClientJob) -> str:
+    """Describe how an accepted update was used."""
+    if explained.mode == "alone":
+        return "its model stays local"
     if job.committed is None or job.committed_at is None:
-        return f"in no version {'yet' if told.life.ended is None else 'before the run ended'}: {_kept(told)}"
-    mine = job.committed_at == job.ended and _by(job.committed_by, told.life.client)
-    clients = [other.client for other in job.others]
+        when = "so far" if explained.timeline.ended is None else "when the run ended"
+        return f"in no version {when}: {_describe_buffered(explained)}"
+    cause = job.committed_by
+    at_once = job.committed_at == job.ended and cause is not None and cause.client == explained.timeline.client
     version, before = f"version {job.committed}", f"version {job.committed - 1}"
-    when = f"committed at once as {version}" if mine else f"kept; {_after(told, job)}, committed as {version}"
-    if not clients:
-        return f"{when}, alone: no other update had come since {before}"
-    more = f" (of {job.heard_with})" if job.heard_with > len(clients) else ""
-    whom = f"{told.list(clients)}{more}"
-    if not isinstance(told.strategy, update_weights.TOGETHER):
-        return f"{when}; {counted(job.heard_with, 'other update')} had come since {before}, of {whom}"
-    last = "the last one that was waited for: " if mine else ""
-    return f"{last}{when}, together with {counted(job.heard_with, 'update')} of {whom}"
+    when = f"committed at once as {version}" if at_once else f"committed as {version} {_describe_delay(explained, job)}"
+    if not job.others:
+        return f"{when}, with no other update since {before}"
+    more = f" (of {job.other_count})" if job.other_count > len(job.others) else ""
+    clients = explained.list_clients([other.client for other in job.others]) + more
+    if not isinstance(explained.strategy, BUFFERING_STRATEGIES):
+        return f"{when}; {format_count(job.other_count, 'other update')} arrived since {before}, from {clients}"
+    last = "the last update that was needed: " if at_once else ""
+    return f"{last}{when}, together with {format_count(job.other_count, 'update')} from {clients}"
 
 
-def _kept(told: Told) -> str:
-    size = getattr(told.strategy, "k", None) or getattr(told.strategy, "buffer", None)
-    return "it waits in the buffer" + (f" of {size}" if isinstance(size, int) else "") if size else "it is kept"
+def _describe_buffered(explained: ExplainedClient) -> str:
+    size = getattr(explained.strategy, "k", None) or getattr(explained.strategy, "buffer", None)
+    if not size:
+        return "the strategy keeps it"
+    return "it waits in the buffer" + (f" of {size}" if isinstance(size, int) else "")
 
 
-def _after(told: Told, job: Job) -> str:
+def _describe_delay(explained: ExplainedClient, job: ClientJob) -> str:
     assert job.committed_at is not None
     assert job.ended is not None
-    by, later = job.committed_by, f"{seconds_of(job.committed_at - job.ended)} later"
-    return later if by is None else f"{later}, when {_happened(told, by)}"
+    delay = f"{format_duration(job.committed_at - job.ended)} later"
+    return delay if job.committed_by is None else f"{delay}, when {_describe_event(explained, job.committed_by)}"
 
 
-def weights(told: Told, job: Job) -> list[str]:
-    if told.mode == "alone":
+def describe_weights(explained: ExplainedClient, job: ClientJob) -> list[str]:
+    if explained.mode == "alone":
         return []
-    found = [f"weight: {weight.text}" for weight in update_weights.of(told.strategy, job)]
-    noted = told.notes.get(job.ticket, {})
-    if found or "weight" in noted:
-        return found
-    return ["weight: the trace does not hold it, and the method's rule does not give it from what is there"]
+    weights = [f"weight: {weight.text}" for weight in update_weights(explained.strategy, job)]
+    if weights or "weight" in explained.notes.get(job.ticket, {}):
+        return weights
+    return ["weight: unknown; neither the trace nor the method's rule determines it"]
 
 
-# ---------------------------------------------------------------- a rest
+# ---------------------------------------------------------------- idle periods
 
 
-def rest_text(told: Told, rest: Rest) -> str:
-    seconds = seconds_of(rest.seconds)
-    if rest.kind == "away":
-        back = "" if rest.ended_by == "back" else ", and did not come back"
-        first = not told.life.jobs or rest.stop <= told.life.jobs[0].sent
-        since = "not there yet" if rest.start == 0 and first else "not reachable"
-        return f"{since} for {seconds}{back}"
-    if rest.kind == "held off":
-        return f"not offered work for {seconds}, after several refusals in a row (it waits longer each time)"
-    if rest.ended_by == "left":
-        return f"waited for {seconds} and then left: {_held(told, rest)}"
-    return f"waited for {seconds}: {_held(told, rest)}"
+def describe_idle_period(explained: ExplainedClient, period: IdlePeriod) -> str:
+    duration = format_duration(period.seconds)
+    if period.kind == "away":
+        jobs = explained.timeline.jobs
+        joined_late = period.start == 0 and (not jobs or period.stop <= jobs[0].sent)
+        return f"{'not yet available' if joined_late else 'unreachable'} for {duration}" + (
+            "" if period.ended_by == "back" else ", and did not come back"
+        )
+    if period.kind == "held off":
+        return f"not offered work for {duration} after several refusals in a row (the back-off grows each time)"
+    left = " and then left" if period.ended_by == "left" else ""
+    return f"waited for {duration}{left}: {_describe_wait(explained, period)}"
 
 
-def _held(told: Told, rest: Rest) -> str:
-    """Why it got no work."""
-    limit = getattr(told.strategy, "concurrency", None)
-    if isinstance(limit, int) and rest.at_work >= limit:
-        places = f"all {limit} places were taken (concurrency = {limit})" if limit > 1 else "the one place was taken"
-        passed = f", and others were drawn {_times(rest.passed)}" if rest.passed else ""
-        return f"{places}{passed}{_until(told, rest)}"
-    if told.mode == "synchronous":
-        return _round(told, rest)
-    if getattr(told.strategy, "exclude_buffered", False):
-        return f"its update was in the buffer, and who is in it is not served before the step{_until(told, rest)}"
-    passed = f", while others were sent work {_times(rest.passed)}" if rest.passed else ""
-    return f"{told.called} held it back{passed}{_until(told, rest)}"
+def _describe_wait(explained: ExplainedClient, period: IdlePeriod) -> str:
+    """Return the reason why an available client received no work."""
+    limit = getattr(explained.strategy, "concurrency", None)
+    cause = _describe_cause(explained, period)
+    times = _times(period.times_passed_over)
+    if isinstance(limit, int) and period.max_at_work >= limit:
+        slots = f"all {limit} slots were taken" if limit > 1 else "the only slot was taken"
+        passed_over = f", and others were selected {times}" if period.times_passed_over else ""
+        return f"{slots} (concurrency = {limit}){passed_over}{cause}"
+    if explained.mode == "synchronous":
+        return _describe_round_wait(explained, period)
+    if getattr(explained.strategy, "exclude_buffered", False):
+        return f"its update was in the buffer, and buffered clients get no work before the next step{cause}"
+    passed_over = f" while others were sent work {times}" if period.times_passed_over else ""
+    return f"{explained.strategy_name} held it back{passed_over}{cause}"
 
 
-def _round(told: Told, rest: Rest) -> str:
-    drawn = f"it was not drawn {_times(rest.passed)}; " if rest.passed else ""
-    cause = rest.cause
-    if rest.ended_by != "work":
-        still = [(client, since) for client, since in rest.still if client != told.life.client]
-        if not still:
-            return f"{drawn}no round was opened"
-        whom = told.list([client for client, _ in still])
-        verb = "is" if len(still) == 1 else "are"
-        return f"{drawn}for {whom} to answer, who {verb} at work since {at_second(still[0][1])}"
+def _describe_round_wait(explained: ExplainedClient, period: IdlePeriod) -> str:
+    not_selected = f"not selected {_times(period.times_passed_over)}; " if period.times_passed_over else ""
+    return not_selected + _describe_round_end(explained, period)
+
+
+def _describe_round_end(explained: ExplainedClient, period: IdlePeriod) -> str:
+    cause = period.cause
+    if period.ended_by != "work":
+        working = [(client, since) for client, since in period.clients_at_work if client != explained.timeline.client]
+        if not working:
+            return "no round was started"
+        clients = explained.list_clients([client for client, _ in working])
+        return f"the round waits for {clients}, at work since {format_time(working[0][1])}"
     if cause is None:
-        return f"{drawn}until a round was opened"
+        return "until a round was started"
     if cause.client is None:
-        what = "until the round's deadline" if str(cause.detail).startswith("deadline") else "until a round was opened"
-        return f"{drawn}{what}"
-    last = f"for {told.name(cause.client)}, the last one of the round"
+        deadline = str(cause.detail).startswith("deadline")
+        return "until the round's deadline" if deadline else "until a round was started"
+    name = explained.client_name(cause.client)
     if cause.kind == "arrive" and cause.sent is not None:
-        return f"{drawn}{last}: sent its work at {at_second(cause.sent)}, it took {seconds_of(cause.at - cause.sent)}"
+        duration = format_duration(cause.at - cause.sent)
+        return f"for {name}, the last of the round, whose job started at {format_time(cause.sent)} and took {duration}"
     if cause.kind == "refuse":
-        return f"{drawn}{last}, whose update was refused"
-    why = cause.detail or "lost"
-    return f"{drawn}for {told.name(cause.client)}, whose ticket expired at {at_second(cause.at)} ({why})"
+        return f"for {name}, the last of the round, whose update was refused"
+    return f"for {name}, whose job expired at {format_time(cause.at)} ({cause.detail or 'lost'})"
 
 
-def _until(told: Told, rest: Rest) -> str:
-    cause = rest.cause
-    if rest.ended_by != "work" or cause is None:
+def _describe_cause(explained: ExplainedClient, period: IdlePeriod) -> str:
+    cause = period.cause
+    if period.ended_by != "work" or cause is None or cause.client == explained.timeline.client:
         return ""
-    return "" if cause.client == told.life.client else f", until {_happened(told, cause)}"
+    return f", until {_describe_event(explained, cause)}"
 
 
-def _happened(told: Told, cause: Cause) -> str:
+def _describe_event(explained: ExplainedClient, cause: PrecedingEvent) -> str:
     if cause.client is None:
         return f"the timer {cause.detail!r} fired"
-    how = {"arrive": "answered", "lost": "was not waited for any longer", "refuse": "was refused"}[cause.kind]
-    return f"{told.name(cause.client)} {how}"
+    verb = {"arrive": "answered", "lost": "was lost", "refuse": "was refused"}[cause.kind]
+    return f"{explained.client_name(cause.client)} {verb}"
 
 
-def blocker(told: Told, rest: Rest) -> int | None:
-    """The client that a synchronous round waited for."""
-    if rest.kind != "waiting" or told.mode != "synchronous" or rest.cause is None or rest.ended_by != "work":
+def blocking_client(explained: ExplainedClient, period: IdlePeriod) -> int | None:
+    """Return the client that a synchronous round waited for."""
+    if period.kind != "waiting" or explained.mode != "synchronous" or period.ended_by != "work":
         return None
-    return rest.cause.client if rest.cause.client != told.life.client else None
+    client = None if period.cause is None else period.cause.client
+    return None if client == explained.timeline.client else client
 
 
-# ---------------------------------------------------------------- words
-
-
-def _by(cause: Cause | None, client: int) -> bool:
-    return cause is not None and cause.client == client
-
-
-def _still(told: Told) -> str:
-    return "still" if told.life.ended is None else "the run ended: it was still"
+# ---------------------------------------------------------------- formats
 
 
 def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def seconds_of(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
 
 
-def at_second(now: float) -> str:
+def format_time(now: float) -> str:
     return f"{now:.1f} s"

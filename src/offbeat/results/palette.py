@@ -1,8 +1,8 @@
-"""Which colour and line a method has: the same one in every figure and on every page.
+"""Colours and line styles of methods, the same in all figures and on all pages.
 
-Eight hues that people who see no red or no green can tell apart, each for white and for dark paper, times four kinds of
-line. Built-in methods have theirs for good. A variant of one, `fedbuff(k=2)`, keeps its hue and takes another line; any
-other name takes the hue its hash says, or the next that nobody in the picture has.
+There are eight hues that are distinguishable with red-green colour blindness, each in a version for white and for dark
+backgrounds, and four line styles. Built-in methods have fixed ones. A variant such as `fedbuff(k=2)` keeps its method's
+hue with another line style. Other names get a hue from their hash, or the next one that the figure does not use yet.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ SOLID = ("fedcompass", "fedasync", "fedbuff", "aso_fed", "orthofl", "fed_ogd", "
 DASHED = ("fedprox", "fedadam", "fedavgm", "ca2fl", "fedat", "fedfa", "fedpac", "safa")
 DOTTED = ("mifa", "flanp", "gradma", None, None, "local", None, "global")
 
-Slot = tuple[int, Dash]  # a hue and a line
-BUILT_IN: dict[str, Slot] = {
+Slot = tuple[int, Dash]  # hue number and line style
+BUILT_IN_SLOTS: dict[str, Slot] = {
     name: (hue, dash)
     for dash, names in zip(DASHES, (SOLID, DASHED, DOTTED), strict=False)
     for hue, name in enumerate(names)
@@ -39,28 +39,30 @@ BUILT_IN: dict[str, Slot] = {
 
 
 @dataclass(frozen=True)
-class Style:
-    colour: str  # on white
-    dark: str  # on dark
+class MethodStyle:
+    """Colour and line style of a method."""
+
+    colour: str  # on a white background
+    dark: str  # on a dark background
     dash: Dash
 
 
-def styles(names: Iterable[str]) -> dict[str, Style]:
-    """One a name, whatever their order; beyond 32 names some share one."""
-    given = list(dict.fromkeys(names))
-    taken = {name: BUILT_IN[name] for name in given if name in BUILT_IN}
-    for name in sorted(set(given) - taken.keys()):
-        wishes = list(_wishes(name, {hue for hue, _ in taken.values()}))
-        taken[name] = next((slot for slot in wishes if slot not in taken.values()), wishes[0])
-    return {name: Style(*HUES[taken[name][0]], taken[name][1]) for name in given}
+def method_styles(names: Iterable[str]) -> dict[str, MethodStyle]:
+    """Return a style for each name, independent of their order; more than 32 names share styles."""
+    unique = list(dict.fromkeys(names))
+    slots = {name: BUILT_IN_SLOTS[name] for name in unique if name in BUILT_IN_SLOTS}
+    for name in sorted(set(unique) - slots.keys()):
+        preferred = list(_preferred_slots(name, {hue for hue, _ in slots.values()}))
+        slots[name] = next((slot for slot in preferred if slot not in slots.values()), preferred[0])
+    return {name: MethodStyle(*HUES[slots[name][0]], slots[name][1]) for name in unique}
 
 
-def _wishes(name: str, seen: set[int]) -> Iterator[Slot]:
-    """What a name would like, best first; `seen`: hues that are in the picture."""
+def _preferred_slots(name: str, used_hues: set[int]) -> Iterator[Slot]:
+    """Yield all slots in the order of preference."""
     base = name.partition("(")[0]
-    if base in BUILT_IN:
-        yield from ((BUILT_IN[base][0], dash) for dash in DASHES)
+    if base in BUILT_IN_SLOTS:
+        yield from ((BUILT_IN_SLOTS[base][0], dash) for dash in DASHES)
     start = crc32(name.encode(errors="replace")) % len(HUES)
     hues = [(start + i) % len(HUES) for i in range(len(HUES))]
-    hues.sort(key=lambda hue: hue in seen)  # stable: in the order of the hash
+    hues.sort(key=lambda hue: hue in used_hues)  # stable, so the order of the hash remains
     yield from ((hue, dash) for dash, hue in product(DASHES, hues))

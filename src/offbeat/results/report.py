@@ -1,77 +1,163 @@
-"""The table, the figure and the page of a comparison."""
+"""Numbers, figure and page of a comparison, and the figure or page of any run."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from offbeat.core.errors import ConfigError, DataError, RunError, escape_unprintable, format_count
 from offbeat.engine.until import Target
 from offbeat.experiment.comparison import Comparison
+from offbeat.experiment.data_assignment import ClassCounts
 from offbeat.experiment.run.run_folder import Run
-from offbeat.experiment.spec.config import Experiment
-from offbeat.metrics.measures import Row
+from offbeat.experiment.spec.config import strategy_name
+from offbeat.metrics import measures
+from offbeat.metrics.measures import MethodRow, TablePlace
 from offbeat.metrics.trace_summary import Summary
-from offbeat.results import pictures
-from offbeat.results.tables import Going
+from offbeat.results import figures, page
+from offbeat.results.figures import partition_heatmap
+from offbeat.results.page import PageContent, TableCells
+from offbeat.results.result_warnings import find_warnings
+from offbeat.results.series import FigureSeries, collect_series
+from offbeat.results.tables import UnfinishedRun
 
-FIGURE, PAGE = "figure.png", "report.html"  # in the folder; the page is written last
+FIGURE, PAGE = "figure.png", "report.html"  # in the comparison's folder; the page is written last
+PAGE_SUFFIX = ".html"  # other suffixes are figures
+TABLE_PLACES: tuple[TablePlace, ...] = ("table", "page")
 
 
 @dataclass(frozen=True)
 class Report:
-    """A comparison in numbers, as far as its runs are finished."""
+    """The numbers of a comparison, as far as its runs are finished."""
 
-    rows: list[Row]  # one a method that has a finished run
-    found: dict[str, dict[int, Summary]]  # by method and seed
-    planned: dict[str, list[int]]  # the seeds of each method, finished or not
-    going: list[Going]
+    rows: list[MethodRow]  # one for each method with a finished run
+    summaries: dict[str, dict[int, Summary]]  # method -> seed -> summary of a finished run
+    planned: dict[str, list[int]]  # method -> all its seeds
+    unfinished: list[UnfinishedRun]
     reference: str
     target: Target | None
     figure: Path
     page: Path
 
 
-def read(comparison: Comparison, reference: str | None = None) -> Report:
-    """The numbers; the figure and the page are where `write` put them."""
-    found, planned = comparison.finished(), dict[str, list[int]]()
-    for entry, _ in comparison.entries():
+def read_report(comparison: Comparison, reference: str | None = None) -> Report:
+    """Read the numbers of a comparison, without writing its figure and page."""
+    summaries, entries = comparison.finished(), comparison.entries()
+    planned: dict[str, list[int]] = {}
+    for entry, _ in entries:
         planned.setdefault(entry["strategy"], []).append(entry["seed"])
+    unfinished = [
+        UnfinishedRun(e["strategy"], e["seed"], e["folder"], run.summary() if run.trace_file.is_file() else None)
+        for e, run in entries
+        if e["seed"] not in summaries.get(e["strategy"], {})  # it may have finished since
+    ]
+    experiment = entries[0][1].experiment()  # all have the same target
     return Report(
-        comparison.rows(reference, found),
-        found,
+        comparison.rows(reference, summaries),
+        summaries,
         planned,
-        _going(comparison, found),
+        unfinished,
         comparison.checked(reference),
-        _target(comparison),
+        experiment.until.target or experiment.target,
         comparison.folder / FIGURE,
         comparison.folder / PAGE,
     )
 
 
-def _going(comparison: Comparison, found: dict[str, dict[int, Summary]]) -> list[Going]:
-    """Whatever is not among the finished; it may have ended since."""
-    left = [(e, run) for e, run in comparison.entries() if e["seed"] not in found.get(e["strategy"], {})]
-    so_far = [run.summary() if run.trace_file.is_file() else None for _, run in left]
-    return [Going(e["strategy"], e["seed"], e["folder"], s) for (e, _), s in zip(left, so_far, strict=True)]
-
-
-def write(comparison: Comparison, reference: str | None = None) -> Report:
-    """The same, with the figure and the page made."""
-    report = read(comparison, reference)
-    pictures.write(comparison, report.rows, report.reference, report.figure, report.page)
+def write_report(comparison: Comparison, reference: str | None = None) -> Report:
+    """Read the numbers of a comparison, and write its figure and page."""
+    report = read_report(comparison, reference)
+    write_figure_and_page(comparison, report.rows, report.reference, report.figure, report.page)
     return report
 
 
-def _run(comparison: Comparison) -> Run:
-    """The first of them."""
-    return comparison.runs(comparison.strategies()[0])[0]
+def write_figure_and_page(
+    comparison: Comparison, rows: Sequence[MethodRow], reference: str, figure_path: Path, page_path: Path
+) -> None:
+    """Write the figure, the partition heat map and the page of a finished comparison."""
+    series = comparison_series(comparison)
+    figures.save_figure(series, figure_path)
+    class_counts = try_class_counts(series.methods[0].runs[0], runs_code=True)  # the runs have executed it already
+    if class_counts is not None:
+        partition_heatmap.save_heatmap(class_counts, comparison.folder / "partition.png")
+    page.save_page(series, _page_content(series, rows, reference, class_counts), page_path)
 
 
-def _first(comparison: Comparison) -> Experiment:
-    """All are alike but for strategy and seed."""
-    return _run(comparison).experiment()
+def draw_figure_or_page(result: Comparison | Run, path: Path, kind: str = "all", reference: str | None = None) -> None:
+    """Write a figure or the page of a result, finished or not; the suffix of the path selects which."""
+    if isinstance(result, Comparison):
+        result.checked(reference)  # fails before anything is read
+    series = comparison_series(result) if isinstance(result, Comparison) else run_series(result)
+    if path.suffix.lower() != PAGE_SUFFIX:
+        figures.save_figure(series, path, kind)
+        return
+    class_counts = try_class_counts(series.methods[0].runs[0])
+    page.save_page(series, page_content(result, series, reference, class_counts), path)
 
 
-def _target(comparison: Comparison) -> Target | None:
-    first = _first(comparison)
-    return first.until.target or first.target
+def page_content(
+    result: Comparison | Run | None,
+    series: FigureSeries,
+    reference: str | None = None,
+    class_counts: ClassCounts | None = None,
+) -> PageContent:
+    """Return the tables and texts of a page; `result` is None for runs shown side by side."""
+    if isinstance(result, Comparison) and all(run.complete for _, run in result.entries()):
+        return _page_content(series, result.rows(reference), result.checked(reference), class_counts)
+    rows = [measures.average_over_seeds(m.name, m.summaries, {}) for m in series.methods]
+    return _page_content(series, rows, None, class_counts)
+
+
+def comparison_series(comparison: Comparison) -> FigureSeries:
+    return _with_title(collect_series({name: comparison.runs(name) for name in comparison.strategies()}, ""))
+
+
+def run_series(run: Run) -> FigureSeries:
+    return _with_title(collect_series({strategy_name(run.experiment()): [run]}, ""))
+
+
+def try_class_counts(run: Run, runs_code: bool = False) -> ClassCounts | None:
+    """Return None if the data is missing, or comes from user code that must not run: the page works without it."""
+    try:
+        return run.class_counts(runs_code)
+    except (DataError, ConfigError, RunError):
+        return None
+
+
+def _with_title(series: FigureSeries) -> FigureSeries:
+    first, seeds = series.methods[0], max(len(method.seeds) for method in series.methods)
+    title = f"{escape_unprintable(first.experiments[0].name)}: "
+    evaluated = "" if first.summaries[0].evaluated == "test" else ", mean of clients on their own test data"
+    if len(series.methods) == 1 and seeds == 1:
+        title += f"{first.name}, {series.metric}{evaluated}, seed {first.seeds[0]}"
+    else:
+        title += f"{series.metric}{evaluated}{',' if evaluated else ''} over {format_count(seeds, 'seed')}"
+    return replace(series, title=title)
+
+
+def _page_content(
+    series: FigureSeries, rows: Sequence[MethodRow], reference: str | None, class_counts: ClassCounts | None
+) -> PageContent:
+    tables = [measures.measure_table(rows, series.target, place, arrows=True) for place in TABLE_PLACES]
+    if reference is None:  # not a comparison, or not finished
+        tables = [_without_empty_columns(table) for table in tables]
+    data = series.methods[0].summaries[0].data
+    return PageContent(find_warnings(series), tables, _run_table(series), reference, data, class_counts)
+
+
+def _run_table(series: FigureSeries) -> TableCells:
+    """Make a table with one line per run."""
+    rows = [
+        measures.average_over_seeds(f"{method.name}, seed {seed}", [summary], {})
+        for method in series.methods
+        for seed, summary in zip(method.seeds, method.summaries, strict=True)
+    ]
+    ends = ["ended", *(summary.ended for method in series.methods for summary in method.summaries)]
+    table = measures.measure_table(rows, series.target)
+    return _without_empty_columns([[*row, end] for row, end in zip(table, ends, strict=True)])
+
+
+def _without_empty_columns(table: TableCells) -> TableCells:
+    columns = [column for column in zip(*table, strict=True) if any(cell != measures.MISSING for cell in column[1:])]
+    return [list(row) for row in zip(*columns, strict=True)]

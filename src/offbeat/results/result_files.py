@@ -1,4 +1,4 @@
-"""Folders as they are read: a comparison, a run or a saved simulation, as JSON, as lines of CSV, with its digest."""
+"""Read run and comparison folders, and return them as JSON, CSV records or a digest."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from offbeat.core.errors import ConfigError
 from offbeat.experiment.comparison import MANIFEST, Comparison
 from offbeat.experiment.run import run_lock
-from offbeat.experiment.run.execution import Run
+from offbeat.experiment.run.run_folder import Run
 from offbeat.experiment.spec.config import strategy_name
-from offbeat.experiment.spec.serialization import to_plain
-from offbeat.metrics import intervals, measures, ranks
-from offbeat.metrics.trace_summary import Summary, without_nan
-from offbeat.results import report, tables
-from offbeat.results.report import Report
-from offbeat.results.tables import Single
+from offbeat.experiment.spec.serialization import to_values
+from offbeat.metrics import measures
+from offbeat.metrics.seed_statistics import Interval, Ranks, confidence_interval, paired_difference, rank_methods
+from offbeat.metrics.trace_summary import Summary, json_object
+from offbeat.results import tables
+from offbeat.results.report import Report, read_report
+from offbeat.results.tables import SingleRun
 
-PARTS = (MANIFEST, "experiment.yaml", run_lock.SCRIPTED)  # what makes a folder one that can be read
+RESULT_MARKERS = (MANIFEST, "experiment.yaml", run_lock.SCRIPTED)  # files that mark a folder as a run or a comparison
 
 
 @dataclass(frozen=True)
-class Compared:
-    """A comparison that was read."""
+class ComparisonResult:
+    """A comparison and its numbers."""
 
     comparison: Comparison
     report: Report
@@ -35,121 +35,125 @@ class Compared:
         return str(self.comparison.folder)
 
 
-def opened(folder: Path, reference: str | None = None) -> Compared | Single:
+def open_result(folder: Path, reference: str | None = None) -> ComparisonResult | SingleRun:
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
     if (folder / MANIFEST).is_file():
         comparison = Comparison(folder)
-        return Compared(comparison, report.read(comparison, reference))
+        return ComparisonResult(comparison, read_report(comparison, reference))
     run = Run(folder)
     if not run.experiment_file.exists() and not run.scripted:
-        held = sum(any((below / part).is_file() for part in PARTS) for below in folder.iterdir())
-        if held:
-            raise ConfigError(f"{folder} is not a run folder; to show what is in it ({held}): offbeat show {folder}/*")
+        inside = sum(any((below / marker).is_file() for marker in RESULT_MARKERS) for below in folder.iterdir())
+        if inside:
+            raise ConfigError(
+                f"{folder} is not a run folder but contains {inside}; to show them: offbeat show {folder}/*"
+            )
     experiment = run.experiment()
     target = experiment.until.target or experiment.target
-    return Single(str(folder), strategy_name(experiment), experiment.seed, run.summary(), target, run.complete)
+    return SingleRun(str(folder), strategy_name(experiment), experiment.seed, run.summary(), target, run.complete)
 
 
 # ---------------------------------------------------------------- JSON
 
 
-def plain(item: Compared | Single) -> dict[str, Any]:
-    """One folder: every measure, of a comparison every seed, interval and difference too."""
-    if isinstance(item, Compared):
-        return _plain_comparison(item)
-    head: dict[str, Any] = {"folder": item.folder, "complete": item.complete}
-    run = Run(Path(item.folder))
-    return {**head, **measures.plain(item.summary), "experiment": to_plain(run.experiment())}
+def result_json(item: ComparisonResult | SingleRun) -> dict[str, object]:
+    """Return all measures; for a comparison also every seed, interval and difference."""
+    if isinstance(item, ComparisonResult):
+        return _comparison_json(item)
+    experiment = to_values(Run(Path(item.folder)).experiment())
+    head = {"folder": item.folder, "complete": item.complete}
+    return {**head, **measures.summary_json(item.summary), "experiment": experiment}
 
 
-def _plain_comparison(item: Compared) -> dict[str, Any]:
-    made = item.report
-    there = {path.name: str(path) for path in (made.figure, made.page) if path.is_file()}
-    going = [
+def _comparison_json(item: ComparisonResult) -> dict[str, object]:
+    report = item.report
+    unfinished = [
         {
             "strategy": run.strategy,
             "seed": run.seed,
             "folder": run.folder,
             "begun": run.summary is not None,
-            **({} if run.summary is None else without_nan(measures.values(run.summary))),
+            **({} if run.summary is None else json_object(measures.measure_values(run.summary))),
         }
-        for run in made.going
+        for run in report.unfinished
     ]
     return {
         "folder": item.folder,
-        "figure": there.get(made.figure.name),
-        "page": there.get(made.page.name),
-        "rows": [{**row.plain(), **_over_seeds(row.strategy, made)} for row in made.rows],
-        "better": measures.legend(made.rows[0]) if made.rows else {},
-        "reference": made.reference,
-        "unfinished": going,
+        "figure": str(report.figure) if report.figure.is_file() else None,
+        "page": str(report.page) if report.page.is_file() else None,
+        "rows": [{**row.as_json(), **_seed_statistics_json(row.strategy, report)} for row in report.rows],
+        "better": measures.better_by_key(report.rows[0]) if report.rows else {},
+        "reference": report.reference,
+        "unfinished": unfinished,
     }
 
 
-def _over_seeds(strategy: str, made: Report) -> dict[str, Any]:
-    """Of one method: each seed, the 95 % interval of each mean, and of each paired difference to the reference."""
-    interval, difference = {}, {}
+def _seed_statistics_json(strategy: str, report: Report) -> dict[str, object]:
+    """Return each seed of a method, and the interval of each mean and each paired difference to the reference."""
+    intervals, differences = {}, {}
     for measure in measures.MEASURES:
         if measure.read is None:
             continue
-        each = tables.by_seed(measure, made.found)
-        interval[measure.key] = _bounds(intervals.interval(list(each[strategy].values())))
-        if strategy != made.reference:
-            difference[measure.key] = _bounds(intervals.paired(each[strategy], each.get(made.reference, {})))
-    by_seed = {seed: measures.values(summary) for seed, summary in made.found[strategy].items()}
-    return {"by_seed": without_nan(by_seed), "interval": interval, "difference": difference}
+        values = tables.values_by_seed(measure, report.summaries)
+        intervals[measure.key] = _interval_json(confidence_interval(list(values[strategy].values())))
+        if strategy != report.reference:
+            difference = paired_difference(values[strategy], values.get(report.reference, {}))
+            differences[measure.key] = _interval_json(difference)
+    by_seed = {seed: measures.measure_values(summary) for seed, summary in report.summaries[strategy].items()}
+    return {"by_seed": json_object(by_seed), "interval": intervals, "difference": differences}
 
 
-def _bounds(given: intervals.Interval) -> dict[str, Any]:
-    made: dict[str, Any] = without_nan({"mean": given.mean, "low": given.low, "high": given.high})
-    return {**made, "seeds": given.seeds}
+def _interval_json(interval: Interval) -> dict[str, object]:
+    bounds = {"mean": interval.mean, "low": interval.low, "high": interval.high}
+    return {**json_object(bounds), "seeds": interval.seeds}
 
 
-def plain_ranks(made: ranks.Ranks) -> dict[str, Any]:
-    methods = [{"strategy": m.name, "mean_rank": m.mean, "first": m.wins, "shared_first": m.ties} for m in made.methods]
-    test: dict[str, Any] = without_nan({"friedman": made.friedman, "p": made.p})
-    return {"methods": methods, **test, "not_ranked": list(made.left_out)}
+def ranks_json(ranks: Ranks) -> dict[str, object]:
+    methods = [
+        {"strategy": m.name, "mean_rank": m.mean, "first": m.wins, "shared_first": m.ties} for m in ranks.methods
+    ]
+    test = json_object({"friedman": ranks.friedman, "p": ranks.p})
+    return {"methods": methods, **test, "not_ranked": list(ranks.left_out)}
 
 
-def ranked(items: Sequence[Compared | Single]) -> ranks.Ranks | None:
-    """Methods over the comparisons among these, by the final value; None unless two have two methods in common."""
+def rank_results(items: Sequence[ComparisonResult | SingleRun]) -> Ranks | None:
+    """Rank methods by the final value over all comparisons; None unless several share at least two methods."""
     settings = {
         item.folder: ({row.strategy: row["final"] for row in item.report.rows}, item.report.rows[0].higher_is_better)
         for item in items
-        if isinstance(item, Compared) and item.report.rows
+        if isinstance(item, ComparisonResult) and item.report.rows
     }
-    made = ranks.over(settings) if len(settings) > 1 else None
-    return made if made is not None and len(made.methods) > 1 else None
+    ranks = rank_methods(settings) if len(settings) > 1 else None
+    return ranks if ranks is not None and len(ranks.methods) > 1 else None
 
 
-# ---------------------------------------------------------------- CSV and comments
+# ---------------------------------------------------------------- CSV and digests
 
 
-def records(item: Compared | Single) -> Iterator[tuple[object, ...]]:
-    """A line for each run and measure, as `formats.tidy` has them."""
-    if isinstance(item, Single):
-        yield from _records(item.folder, item.strategy, item.seed, item.complete, item.summary)
+def csv_records(item: ComparisonResult | SingleRun) -> Iterator[tuple[object, ...]]:
+    """Yield one record per run and measure, for `table_formats.to_csv`."""
+    if isinstance(item, SingleRun):
+        yield from _run_records(item.folder, item.strategy, item.seed, item.complete, item.summary)
         return
-    for strategy, given in item.report.found.items():
-        for seed, summary in given.items():
-            yield from _records(item.folder, strategy, seed, True, summary)
-    for run in item.report.going:
+    for strategy, by_seed in item.report.summaries.items():
+        for seed, summary in by_seed.items():
+            yield from _run_records(item.folder, strategy, seed, True, summary)
+    for run in item.report.unfinished:
         if run.summary is not None:
-            yield from _records(item.folder, run.strategy, run.seed, False, run.summary)
+            yield from _run_records(item.folder, run.strategy, run.seed, False, run.summary)
 
 
-def _records(
+def _run_records(
     folder: str, strategy: str, seed: int | None, finished: bool, summary: Summary
 ) -> Iterator[tuple[object, ...]]:
     metrics = {f"metrics.{name}": value for name, value in summary.metrics.items()}
-    for key, value in {**measures.values(summary), **metrics}.items():
+    for key, value in {**measures.measure_values(summary), **metrics}.items():
         yield folder, strategy, seed, finished, key, value
 
 
-def digest(item: Compared | Single) -> str:
-    """Equal digests mean equal runs: of a run its own, of a comparison that of all of them, in order."""
-    if isinstance(item, Single):
+def result_digest(item: ComparisonResult | SingleRun) -> str:
+    """Return the digest of a run, or of all runs of a comparison in order: equal digests mean equal runs."""
+    if isinstance(item, SingleRun):
         return Run(Path(item.folder)).digest()
-    each = [run.digest() if run.trace_file.is_file() else "not begun" for _, run in item.comparison.entries()]
-    return hashlib.sha256(" ".join(each).encode()).hexdigest()
+    digests = [run.digest() if run.trace_file.is_file() else "not begun" for _, run in item.comparison.entries()]
+    return hashlib.sha256(" ".join(digests).encode()).hexdigest()

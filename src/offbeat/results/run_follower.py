@@ -1,7 +1,7 @@
-"""How a run goes that another process computes, read off its folder.
+"""Progress of a run that another process computes, read from its folder without changing it.
 
-Only looks: the trace is opened for reading, for a moment (SQLite's log lets the run write meanwhile), and of the lock
-it is asked whether somebody holds it.
+The trace is opened read-only for a moment, while SQLite's write-ahead log lets the run continue to write. The lock is
+only tested.
 """
 
 from __future__ import annotations
@@ -12,44 +12,42 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from math import nan
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from offbeat.core.errors import ConfigError, RunError
-from offbeat.engine.trace_file import read_only
+from offbeat.engine.trace_file import open_read_only
 from offbeat.experiment.comparison import MANIFEST, Comparison
 from offbeat.experiment.run import run_lock
-from offbeat.experiment.run.execution import Run
-from offbeat.metrics.trace_summary import without_nan
+from offbeat.experiment.run.run_folder import Run
+from offbeat.metrics.trace_summary import json_object
 
-RECENT = 100  # updates whose staleness is told
+RECENT_UPDATES = 100  # updates over which the staleness is averaged
 
-State = Literal["not begun", "going on", "stopped", "ended"]
+RunState = Literal["not begun", "going on", "stopped", "ended"]
 
 
 @dataclass(frozen=True)
-class Look:
-    """How a run is doing. Stopped: nobody computes it, and it is not at its end."""
+class RunProgress:
+    """The progress of a run; "stopped" means that it is unfinished and no process computes it."""
 
-    state: State
+    state: RunState
     now: float = 0.0
     share: float = 0.0
     updates: int = 0
     versions: int = 0
     metrics: dict[str, float] = field(default_factory=dict)
-    staleness: float | None = None  # of the newest updates, on average
+    staleness: float | None = None  # mean of the newest updates
     refused: int = 0  # by the gate
     rejected: int = 0  # by the strategy
     lost: int = 0
-    reason: str | None = None  # why it ended
+    reason: str | None = None  # why the run ended
 
-    def plain(self) -> dict[str, Any]:
-        """For JSON."""
-        made: dict[str, Any] = without_nan(self.__dict__)
-        return made
+    def as_json(self) -> dict[str, object]:
+        return json_object(self.__dict__)
 
 
-class Follower:
-    """Looks at one run again and again; of its trace only at what is new."""
+class RunFollower:
+    """Read the progress of one run repeatedly, each time only the new rows of its trace."""
 
     def __init__(self, run: Run) -> None:
         self.run = run
@@ -59,41 +57,43 @@ class Follower:
     def _forget(self) -> None:
         self._seq, self._now, self._kinds = -1, 0.0, Counter[str]()
 
-    def look(self) -> Look:
-        complete, held = self.run.complete, run_lock.held(self.run.folder)  # before the trace: that then has all of it
-        state: State = "ended" if complete else "going on" if held else "stopped"
+    def read_progress(self) -> RunProgress:
+        complete = self.run.complete  # before the trace is read, so that the trace is complete too
+        locked = run_lock.is_locked(self.run.folder)
+        state: RunState = "ended" if complete else "going on" if locked else "stopped"
         try:
-            with closing(read_only(self.run.trace_file)) as db:
+            with closing(open_read_only(self.run.trace_file)) as db:
                 return self._read(db, state)
         except sqlite3.Error as error:
             if not complete and (not self.run.trace_file.is_file() or "no such table" in str(error)):
-                return Look("going on" if held else "not begun")
+                return RunProgress("going on" if locked else "not begun")
             raise RunError(f"{self.run.trace_file} is not a readable trace: {error}") from None
 
-    def _read(self, db: sqlite3.Connection, state: State) -> Look:
-        db.execute("BEGIN")  # all of it of one moment
+    def _read(self, db: sqlite3.Connection, state: RunState) -> RunProgress:
+        db.execute("BEGIN")  # one consistent state
         last = db.execute("SELECT MAX(seq) FROM trace").fetchone()[0]
-        if last is None or last < self._seq:  # resumed from a checkpoint: cut back, to do it again
+        if last is None or last < self._seq:  # resumed from a checkpoint, which truncates the trace
             self._forget()
         new = "SELECT kind, COUNT(*), MAX(seq), MAX(now) FROM trace WHERE seq > ? GROUP BY kind"
         for kind, count, seq, now in db.execute(new, (self._seq,)).fetchall():
             self._kinds[kind] += count
             self._seq, self._now = max(self._seq, seq), max(self._now, now)
-        metrics, measured = _newest(db)
-        ages = db.execute(
-            "SELECT version - base_version FROM trace WHERE kind = 'arrive' ORDER BY seq DESC LIMIT ?", (RECENT,)
+        metrics, measured = _latest_metrics(db)
+        staleness = db.execute(
+            "SELECT version - base_version FROM trace WHERE kind = 'arrive' ORDER BY seq DESC LIMIT ?",
+            (RECENT_UPDATES,),
         ).fetchall()
         stop = db.execute("SELECT detail FROM trace WHERE kind = 'stop' AND seq = ?", (self._seq,)).fetchone()
         kinds, now = self._kinds, max(self._now, measured)
         updates = kinds["arrive"] - kinds["reject"]
-        return Look(
+        return RunProgress(
             state,
             now,
-            1.0 if state == "ended" else self.until.share(now, updates),
+            1.0 if state == "ended" else self.until.fraction_done(now, updates),
             updates,
             db.execute("SELECT COUNT(*) FROM commits").fetchone()[0],
             metrics,
-            sum(age for (age,) in ages) / len(ages) if ages else None,
+            sum(value for (value,) in staleness) / len(staleness) if staleness else None,
             kinds["refuse"],
             kinds["reject"],
             kinds["lost"],
@@ -101,15 +101,15 @@ class Follower:
         )
 
 
-def _newest(db: sqlite3.Connection) -> tuple[dict[str, float], float]:
-    """What was last measured of the model, and when."""
+def _latest_metrics(db: sqlite3.Connection) -> tuple[dict[str, float], float]:
+    """Return the metrics of the last evaluation and its time."""
     last = "SELECT seq FROM metrics WHERE key NOT LIKE '%/%' ORDER BY seq DESC LIMIT 1"
     rows = db.execute(f"SELECT key, value, now FROM metrics WHERE seq = ({last}) ORDER BY rowid").fetchall()
     return {key: nan if value is None else value for key, value, _ in rows}, rows[0][2] if rows else 0.0
 
 
-def runs_of(folder: Path) -> dict[str, Run]:
-    """A run by itself, or those of a comparison by their folders' names."""
+def open_runs(folder: Path) -> dict[str, Run]:
+    """Return the run, or all runs of the comparison, in a folder, by folder name."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
     if (folder / MANIFEST).is_file():

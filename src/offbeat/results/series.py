@@ -1,4 +1,4 @@
-"""What figures and pages draw, read off the traces of one or several methods, each over some seeds."""
+"""The data that figures and pages draw, read from the traces of one or several methods."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ from numpy.typing import NDArray
 
 from offbeat.core.errors import RunError
 from offbeat.engine.until import Target
-from offbeat.experiment.run.execution import Run
+from offbeat.experiment.run.run_folder import Run
 from offbeat.experiment.spec.config import Experiment, is_pooled
-from offbeat.metrics import strategy_notes, trace_summary
+from offbeat.metrics import trace_summary
 from offbeat.metrics.trace_summary import Summary
 from offbeat.results import palette, timelines
-from offbeat.results.palette import Style
-from offbeat.results.timelines import Lanes
+from offbeat.results.palette import MethodStyle
+from offbeat.results.timelines import ClientLanes
 
 Floats = NDArray[np.float64]
-LANES = 1000  # in all pictures together: pages stay small
-SHOWN = 100  # clients at most in one, from the fastest to the slowest
-EARLY = 0.25  # of a run: what comes later decides where an axis begins
-COUNTED = 10_000  # clients up to which those count who never appear in a trace
+MAX_LANES = 1000  # of all methods together, so that pages stay small
+MAX_SHOWN_CLIENTS = 100  # per method, from the fastest to the slowest
+EARLY_SHARE = 0.25  # of a run; values before that do not extend the axis
+MAX_COUNTED_CLIENTS = 10_000  # larger populations count only clients in a trace
 
 
 @dataclass(frozen=True)
-class Course:
-    """One run on its evaluation grid."""
+class RunCurves:
+    """The curves of one run on its evaluation grid."""
 
     seconds: Floats
-    updates: Floats  # that had been accepted by then
-    moved: Floats  # bytes
-    values: dict[str, Floats]  # by metric, and what the strategy noted
+    updates: Floats  # accepted so far
+    moved: Floats  # bytes so far
+    values: dict[str, Floats]  # by metric or note of the strategy
 
 
 @dataclass(frozen=True)
-class Band:
-    """A metric over seeds: mean, lowest and highest at each point; `x` is the mean of what it is drawn against."""
+class SeedBand:
+    """Mean, minimum and maximum over seeds at each point; `x` is the mean of the horizontal axis."""
 
     x: Floats
     mean: Floats
@@ -49,170 +49,172 @@ class Band:
 
 
 @dataclass(frozen=True)
-class Method:
+class MethodRuns:
+    """The runs of one method over seeds."""
+
     name: str
-    style: Style
+    style: MethodStyle
     runs: list[Run]
     seeds: list[int]
     experiments: list[Experiment]
     summaries: list[Summary]
-    courses: list[Course]
-    staleness: dict[int, int]  # of all seeds: staleness -> updates
-    heard: list[dict[int, int]]  # of each seed, which has a world of its own: client -> updates that were accepted
-    lanes: Lanes  # of the first seed
+    curves: list[RunCurves]
+    staleness: dict[int, int]  # over all seeds: staleness -> number of updates
+    accepted: list[dict[int, int]]  # by seed: client -> accepted updates
+    lanes: ClientLanes  # of the first seed
 
     @property
     def pooled(self) -> bool:
-        """Is there one client who has everything?"""
+        """Whether one client holds all data."""
         return is_pooled(self.experiments[0].strategy)
 
     @property
     def seconds(self) -> Floats:
-        """All points of all seeds' grids; they share one, but for a run that ended early."""
-        return np.unique(np.concatenate([course.seconds for course in self.courses]))
+        """All points of the seeds' grids, which differ only if a run ended early."""
+        return np.unique(np.concatenate([curves.seconds for curves in self.curves]))
 
-    def stacked(self, what: str) -> Floats:
-        """Seeds × points: seconds, updates, moved, or a metric. Of a run that ended early the last value stands."""
+    def stacked(self, quantity: str) -> Floats:
+        """Return seeds × points of seconds, updates, moved or a metric; a run that ended early keeps its last value."""
         grid = self.seconds
-        if what == "seconds":
-            return np.tile(grid, (len(self.courses), 1))
-        return np.stack([_on(grid, course, what) for course in self.courses])
+        if quantity == "seconds":
+            return np.tile(grid, (len(self.curves), 1))
+        return np.stack([_interpolate(grid, curves, quantity) for curves in self.curves])
 
-    def band(self, metric: str, against: str = "seconds") -> Band:
+    def band(self, metric: str, against: str = "seconds") -> SeedBand:
         values = np.ma.masked_invalid(self.stacked(metric))
         x = self.stacked(against).mean(axis=0)
-        return Band(x, *(found.filled(nan) for found in (values.mean(0), values.min(0), values.max(0))))
+        return SeedBand(x, *(row.filled(nan) for row in (values.mean(0), values.min(0), values.max(0))))
 
 
 @dataclass(frozen=True)
-class Series:
-    """All there is to draw."""
+class FigureSeries:
+    """All data that figures and pages draw."""
 
     title: str
-    metric: str  # the one a table shows
-    higher: bool  # is more of it better?
+    metric: str  # the headline metric
+    higher: bool  # higher is better
     target: Target | None
-    methods: list[Method]
+    methods: list[MethodRuns]
     clients: list[int]  # fastest first
     names: Mapping[int, str]  # of clients that have one
 
     @property
     def clock(self) -> str:
-        """What seconds are: of a live run those of a clock on the wall."""
+        """Label of the time axis; a live run has wall clock seconds."""
         return "virtual seconds" if self.methods[0].summaries[0].served is None else "served seconds"
 
-    def name(self, client: int) -> str:
+    def client_name(self, client: int) -> str:
         return self.names.get(client, str(client))
 
 
-def collect(runs: Mapping[str, Sequence[Run]], title: str, names: Mapping[int, str] | None = None) -> Series:
-    """Of each method's runs those that have begun, finished or not."""
-    begun = {name: [run for run in given if run.trace_file.is_file()] for name, given in runs.items()}
-    begun = {name: given for name, given in begun.items() if given}
-    if not begun:
-        raise RunError("no run has begun: there is nothing to draw")
-    clients = _by_speed([given[0] for given in begun.values()])
-    shown = timelines.some(clients, min(SHOWN, max(20, LANES // len(begun))))
-    looks = palette.styles(begun)
-    methods = [_method(name, given, looks[name], shown) for name, given in begun.items()]
-    first = methods[0].summaries[0]
-    experiment = methods[0].experiments[0]
+def collect_series(
+    runs: Mapping[str, Sequence[Run]], title: str, names: Mapping[int, str] | None = None
+) -> FigureSeries:
+    """Read all runs that have started, finished or not."""
+    started = {name: [run for run in seeds if run.trace_file.is_file()] for name, seeds in runs.items()}
+    started = {name: seeds for name, seeds in started.items() if seeds}
+    if not started:
+        raise RunError("no run has started: there is nothing to draw")
+    clients = _clients_by_speed([seeds[0] for seeds in started.values()])
+    shown = timelines.sample_clients(clients, min(MAX_SHOWN_CLIENTS, max(20, MAX_LANES // len(started))))
+    styles = palette.method_styles(started)
+    methods = [_read_method_runs(name, seeds, styles[name], shown) for name, seeds in started.items()]
+    first, experiment = methods[0].summaries[0], methods[0].experiments[0]
     target = experiment.until.target or experiment.target
-    target = target.towards(first.higher_is_better) if target else None
+    target = target.with_direction(first.higher_is_better) if target else None
     metric = next((s.headline for m in methods for s in m.summaries if s.metrics), first.headline)
     if names is None:
-        names = next((method.runs[0].names() for method in methods if not method.pooled), {})
-    return Series(title, metric, first.higher(metric), target, methods, clients, names)
+        names = next((method.runs[0].client_names() for method in methods if not method.pooled), {})
+    return FigureSeries(title, metric, first.higher(metric), target, methods, clients, names)
 
 
-def _method(name: str, runs: list[Run], style: Style, shown: list[int]) -> Method:
+def _read_method_runs(name: str, runs: list[Run], style: MethodStyle, shown: list[int]) -> MethodRuns:
     experiments, summaries = [run.experiment() for run in runs], [run.summary() for run in runs]
-    courses, ages, heard = [], Counter[int](), []
+    curves, staleness, accepted = [], Counter[int](), []
     for number, run in enumerate(runs):
         with trace_summary.open_trace(run.trace_file) as db:
-            courses.append(course(db))
-            ages.update(trace_summary.staleness(db))
-            heard.append(accepted(db))
+            curves.append(read_run_curves(db))
+            staleness.update(trace_summary.staleness_values(db))
+            accepted.append(accepted_updates(db))
             if number == 0:
-                whose = [0] if is_pooled(experiments[0].strategy) else shown
-                drawn = timelines.read(db, whose, summaries[0].seconds)
+                clients = [0] if is_pooled(experiments[0].strategy) else shown
+                lanes = timelines.read_lanes(db, clients, summaries[0].seconds)
     seeds = [experiment.seed for experiment in experiments]
-    return Method(name, style, runs, seeds, experiments, summaries, courses, dict(sorted(ages.items())), heard, drawn)
+    return MethodRuns(
+        name, style, runs, seeds, experiments, summaries, curves, dict(sorted(staleness.items())), accepted, lanes
+    )
 
 
-def _by_speed(runs: Sequence[Run]) -> list[int]:
-    """Every client of these runs, fastest first."""
-    found, seen = [], set[int]()
+def _clients_by_speed(runs: Sequence[Run]) -> list[int]:
+    """Return all clients of these runs, fastest first."""
+    step_seconds, clients = [], set[int]()
     for run in runs:
         experiment = run.experiment()
         if is_pooled(experiment.strategy) and len(runs) > 1:
             continue
         with trace_summary.open_trace(run.trace_file) as db:
-            found.append(timelines.paces(db))
-            seen.update(client for (client,) in db.execute("SELECT DISTINCT client FROM trace WHERE client >= 0"))
+            step_seconds.append(timelines.step_seconds(db))
+            clients.update(client for (client,) in db.execute("SELECT DISTINCT client FROM trace WHERE client >= 0"))
             served = db.execute("SELECT 1 FROM facts WHERE key = ?", (trace_summary.SERVED,)).fetchone()
-        if experiment.population <= COUNTED and not served:  # live it is who came
-            seen.update(range(experiment.population))
-    return timelines.by_speed(seen, found)
+        if experiment.population <= MAX_COUNTED_CLIENTS and not served:  # a live run has the sites that joined
+            clients.update(range(experiment.population))
+    return timelines.sort_by_speed(clients, step_seconds)
 
 
-def course(db: sqlite3.Connection) -> Course:
+def read_run_curves(db: sqlite3.Connection) -> RunCurves:
+    """Read metrics and notes, updates and bytes at each point of the evaluation grid."""
     points: dict[int, tuple[float, int]] = {}
     values: dict[str, dict[int, float]] = {}
     for seq, now, updates, key, value in db.execute("SELECT seq, now, updates, key, value FROM metrics ORDER BY seq"):
         if "/" not in key:
             points[seq] = now, updates
             values.setdefault(key, {})[seq] = nan if value is None else value
-    for seq, noted in zip(points, strategy_notes.on_grid(db, list(points)), strict=True):
-        for key, value in noted.items():
+    for seq, notes in zip(points, trace_summary.notes_on_grid(db, list(points)), strict=True):
+        for key, value in notes.items():
             values.setdefault(key, {})[seq] = value
-    travelled = db.execute("SELECT seq, bytes FROM trace WHERE bytes IS NOT NULL ORDER BY seq").fetchall()
-    sums = np.concatenate([[0.0], np.cumsum([size for _, size in travelled], dtype=np.float64)])
-    before = np.searchsorted([seq for seq, _ in travelled], list(points))
-    return Course(
+    transfers = db.execute("SELECT seq, bytes FROM trace WHERE bytes IS NOT NULL ORDER BY seq").fetchall()
+    sums = np.concatenate([[0.0], np.cumsum([size for _, size in transfers], dtype=np.float64)])
+    before = np.searchsorted([seq for seq, _ in transfers], list(points))
+    return RunCurves(
         np.array([now for now, _ in points.values()], dtype=np.float64),
         np.array([updates for _, updates in points.values()], dtype=np.float64),
         sums[before] if points else np.zeros(0),
-        {key: np.array([of.get(seq, nan) for seq in points]) for key, of in values.items()},
+        {key: np.array([by_seq.get(seq, nan) for seq in points]) for key, by_seq in values.items()},
     )
 
 
-def accepted(db: sqlite3.Connection) -> dict[int, int]:
-    """How many updates of each client counted."""
-    kept = "ticket NOT IN (SELECT ticket FROM trace WHERE kind = 'reject')"
-    return dict(db.execute(f"SELECT client, COUNT(*) FROM trace WHERE kind = 'arrive' AND {kept} GROUP BY client"))
+def accepted_updates(db: sqlite3.Connection) -> dict[int, int]:
+    """Return the number of accepted updates of each client."""
+    accepted = "kind = 'arrive' AND ticket NOT IN (SELECT ticket FROM trace WHERE kind = 'reject')"
+    return dict(db.execute(f"SELECT client, COUNT(*) FROM trace WHERE {accepted} GROUP BY client"))
 
 
-def _on(grid: Floats, course: Course, what: str) -> Floats:
-    given = getattr(course, what) if what in ("updates", "moved") else course.values.get(what)
-    if given is None or not len(given):
+def _interpolate(grid: Floats, curves: RunCurves, quantity: str) -> Floats:
+    values = {"updates": curves.updates, "moved": curves.moved, **curves.values}.get(quantity)
+    if values is None or not len(values):
         return np.full(len(grid), nan)
-    made: Floats = np.interp(grid, course.seconds, given)
-    return made
+    interpolated: Floats = np.interp(grid, curves.seconds, values)
+    return interpolated
 
 
-def axis(series: Series, metric: str | None = None) -> tuple[float, float] | None:
-    """Where the axis of a metric begins and ends, so that differences show.
+def metric_axis_limits(series: FigureSeries, metric: str | None = None) -> tuple[float, float] | None:
+    """Return axis limits that make differences between methods visible, or None if there are no values.
 
-    From the worst mean that any method has after the first quarter of the run (what is worse was early on, and is cut
-    off) to the best that any seed has then, and the target; a twentieth of that is left free on both sides. None where
-    there are no numbers.
+    The axis covers the values after the first quarter of the run, from the worst mean of any method to the best value
+    of any seed, and the target. Worse values from the beginning are cut off. Both sides have a margin of 5 %.
     """
     metric = metric or series.metric
-    found: list[float] = []
+    higher = series.methods[0].summaries[0].higher(metric)
+    values: list[float] = []
     for method in series.methods:
         band = method.band(metric)
-        late = band.x >= EARLY * max(band.x, default=0.0)
-        found += [*band.mean[late], *(band.high if _higher(series, metric) else band.low)[late]]
+        late = band.x >= EARLY_SHARE * max(band.x, default=0.0)
+        values += [*band.mean[late], *(band.high if higher else band.low)[late]]
     if series.target is not None and series.target.metric == metric:
-        found.append(series.target.value)
-    finite = [value for value in found if np.isfinite(value)]
+        values.append(series.target.value)
+    finite = [value for value in values if np.isfinite(value)]
     if not finite:
         return None
     low, high = min(finite), max(finite)
-    room = (high - low) / 20 or abs(high) / 20 or 0.05
-    return low - room, high + room
-
-
-def _higher(series: Series, metric: str) -> bool:
-    return series.methods[0].summaries[0].higher(metric)
+    margin = (high - low) / 20 or abs(high) / 20 or 0.05
+    return low - margin, high + margin

@@ -1,4 +1,4 @@
-"""What a sweep shows: a line a combination, and a picture of how much each setting matters."""
+"""Table, JSON and figure of a parameter sweep."""
 
 from __future__ import annotations
 
@@ -6,53 +6,57 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from offbeat.core.errors import printable
+from offbeat.core.errors import escape_unprintable
 from offbeat.engine.until import Target
-from offbeat.experiment.parameter_sweep import Over, Result, Sweep
-from offbeat.experiment.partition_heatmap import save_figure
+from offbeat.experiment.parameter_sweep import CombinationResult, Sweep, SweptSetting
 from offbeat.metrics import measures
-from offbeat.metrics.measures import MEASURES, NONE
+from offbeat.metrics.measures import MEASURES, MISSING
 from offbeat.results import palette, tables
-from offbeat.results.tables import Table
+from offbeat.results.figures.figure_style import escape_text, write_figure
+from offbeat.results.tables import ResultTable
 
-DECADES = 30.0  # largest over smallest from which on an axis is logarithmic
-PANELS = 24  # of heat maps that fit a picture
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+LOG_AXIS_RATIO = 30.0  # an axis is logarithmic if its largest value is at least this many times the smallest
+MAX_PANELS = 24  # heat maps per figure
 FINAL, TIME = (next(m for m in MEASURES if m.key == key) for key in ("final", "time_to_target"))
 
 
-# ---------------------------------------------------------------- in numbers
+# ---------------------------------------------------------------- table and JSON
 
 
-def table(sweep: Sweep, results: Sequence[Result]) -> Table:
-    """A line a combination."""
-    target, metrics = target_of(sweep), list(dict.fromkeys(r.row.metric for r in results if r.row is not None))
-    ends = [f"final {metrics[0]}" if len(metrics) == 1 else "final"]
-    ends += [] if target is None else [f"time to {target}"]
-    unfinished = any(r.done < r.seeds for r in results)
-    headings = ["strategy", *(one.key for one in sweep.over), *ends, *(["runs"] if unfinished else [])]
+def sweep_table(sweep: Sweep, results: Sequence[CombinationResult]) -> ResultTable:
+    """Make a table with one line per combination."""
+    target, metrics = sweep_target(sweep), list(dict.fromkeys(r.row.metric for r in results if r.row is not None))
+    columns = [f"final {metrics[0]}" if len(metrics) == 1 else "final"]
+    columns += [] if target is None else [f"time to {target}"]
+    unfinished = any(r.finished < r.seeds for r in results)
+    headings = ["strategy", *(setting.key for setting in sweep.over), *columns, *(["runs"] if unfinished else [])]
     lines = []
     for r in results:
-        cells = [NONE] * len(ends)
+        cells = [MISSING] * len(columns)
         if r.row is not None:
-            shown = [FINAL, TIME][: len(ends)]
+            shown = [FINAL, TIME][: len(columns)]
             cells = [m.cell(m.table, r.row.values, r.row.seeds) for m in shown if m.table is not None]
             cells[0] += "" if len(metrics) == 1 else f" {r.row.metric}"
-        lines.append([r.point.method, *(r.value(one.key) or NONE for one in sweep.over), *cells])
+        lines.append([r.point.method, *(r.value(setting.key) or MISSING for setting in sweep.over), *cells])
         if unfinished:
-            lines[-1].append(f"{r.done} of {r.seeds}")
-    return Table([headings, *lines], notes=tables.beyond(lines))
+            lines[-1].append(f"{r.finished} of {r.seeds}")
+    return ResultTable([headings, *lines], notes=tables.unreached_note(lines))
 
 
-def plain(sweep: Sweep, results: Sequence[Result]) -> dict[str, Any]:
-    """For JSON: every measure of every combination."""
+def sweep_json(sweep: Sweep, results: Sequence[CombinationResult]) -> dict[str, object]:
+    """Return all measures of all combinations."""
     rows = [
         {
             "method": r.point.method,
             "settings": dict(r.point.settings),
-            "done": r.done,
-            **(r.row.plain() if r.row is not None else {"strategy": r.point.label}),
+            "done": r.finished,
+            **(r.row.as_json() if r.row is not None else {"strategy": r.point.label}),
             "seeds": r.seeds,
         }
         for r in results
@@ -61,106 +65,115 @@ def plain(sweep: Sweep, results: Sequence[Result]) -> dict[str, Any]:
     return {
         "folder": str(sweep.comparison.folder),
         "figure": str(sweep.figure) if sweep.figure.is_file() else None,
-        "over": {one.key: list(one.values) for one in sweep.over},
+        "over": {setting.key: list(setting.values) for setting in sweep.over},
         "rows": rows,
-        "better": {} if first is None else measures.legend(first),
+        "better": {} if first is None else measures.better_by_key(first),
     }
 
 
-def target_of(sweep: Sweep) -> Target | str | None:
-    """What a time in the table is to: the word alone where each combination has its own."""
+def sweep_target(sweep: Sweep) -> Target | str | None:
+    """Return the target of the times in the table, or just "target" if the combinations have different ones."""
     experiment = sweep.comparison.runs(next(iter(sweep.points)))[0].experiment()
     target = experiment.until.target or experiment.target
-    varied = any(one.key in ("until", "target") for one in sweep.over)
+    varied = any(setting.key in ("until", "target") for setting in sweep.over)
     return "target" if target is not None and varied else target
 
 
-# ---------------------------------------------------------------- the picture
+# ---------------------------------------------------------------- figure
 
 
-def save(sweep: Sweep, results: Sequence[Result], path: Path) -> None:
-    """Lines with the metric over one setting; heat maps over two. The ending of the path says which format."""
+def save_sweep_figure(sweep: Sweep, results: Sequence[CombinationResult], path: Path) -> None:
+    """Draw lines for one swept setting and heat maps for several; the suffix of the path selects the format."""
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
     rows = [r.row for r in results if r.row is not None]
-    name = printable(sweep.comparison.runs(next(iter(sweep.points)))[0].experiment().name)
+    name = escape_unprintable(sweep.comparison.runs(next(iter(sweep.points)))[0].experiment().name)
     seeds = max((row.seeds for row in rows), default=0)
-    metric = " / ".join(dict.fromkeys(row.metric for row in rows)) or "nothing yet"
+    metric = " / ".join(dict.fromkeys(row.metric for row in rows)) or "no results yet"
     figure = Figure(layout="constrained")
-    whose = f", mean over {seeds} seeds" if seeds > 1 else ", one seed"
-    figure.suptitle(_plain(f"{name}: final {metric}{whose}"))
+    over_seeds = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
+    figure.suptitle(escape_text(f"{name}: final {metric}, {over_seeds}"))
     if len(sweep.over) == 1:
-        _lines(figure, sweep.over[0], results, metric, spread=seeds > 1)
+        _draw_lines(figure, sweep.over[0], results, metric, spread=seeds > 1)
     else:
-        _maps(figure, sweep.over, results, metric, not rows or rows[0].higher_is_better)
-    save_figure(figure, path)
+        _draw_heat_maps(figure, sweep.over, results, metric, not rows or rows[0].higher_is_better)
+    write_figure(figure, path)
 
 
-def methods(results: Sequence[Result]) -> list[str]:
+def method_names(results: Sequence[CombinationResult]) -> list[str]:
     return list(dict.fromkeys(r.point.method for r in results))
 
 
-def value_at(results: Sequence[Result], method: str, settings: Mapping[str, str], key: str = "final") -> float:
-    """Of one combination; a setting that the method does not have may be anything. nan where nothing is done yet."""
+def combination_value(
+    results: Sequence[CombinationResult], method: str, settings: Mapping[str, str], key: str = "final"
+) -> float:
+    """Return a measure of one combination, ignoring settings that the method does not have; nan if unfinished."""
     for r in results:
-        agrees = all(settings.get(name) == value for name, value in r.point.settings)
-        if r.point.method == method and agrees:
+        matches = all(settings.get(name) == value for name, value in r.point.settings)
+        if r.point.method == method and matches:
             return nan if r.row is None else r.row[key]
     return nan
 
 
-def numbers(values: Sequence[str]) -> list[float] | None:
-    """What they are on an axis; None where one is a word."""
+def axis_values(values: Sequence[str]) -> list[float] | None:
+    """Return the values as numbers, or None if they are not all finite numbers."""
     try:
-        found = [float(value) for value in values]
+        numbers = [float(value) for value in values]
     except ValueError:
         return None
-    return found if all(map(isfinite, found)) else None
+    return numbers if all(map(isfinite, numbers)) else None
 
 
-def logarithmic(values: Sequence[float]) -> bool:
-    return min(values) > 0 and max(values) / min(values) >= DECADES
+def needs_log_axis(values: Sequence[float]) -> bool:
+    return min(values) > 0 and max(values) / min(values) >= LOG_AXIS_RATIO
 
 
-def _lines(figure: Any, over: Over, results: Sequence[Result], metric: str, spread: bool) -> None:
+def _draw_lines(
+    figure: Figure, setting: SweptSetting, results: Sequence[CombinationResult], metric: str, spread: bool
+) -> None:
     figure.set_size_inches(6.4, 4.2)
-    axis, measured = figure.subplots(), numbers(over.values)
-    at = measured or [float(i) for i in range(len(over.values))]
-    if measured and logarithmic(measured):
-        axis.set_xscale("log")
-        axis.minorticks_off()
-    axis.set_xticks(at, [_plain(value) for value in over.values])
-    drawn: list[Any] = []
-    looks = palette.styles(methods(results))
-    for method, look in looks.items():
-        colour, label = look.colour, _named(method, [over], results)
-        if label != _plain(method):
-            drawn.append(axis.axhline(value_at(results, method, {}), color=colour, linestyle="--", label=label))
+    axes, numbers = figure.subplots(), axis_values(setting.values)
+    positions = numbers or [float(i) for i in range(len(setting.values))]
+    if numbers and needs_log_axis(numbers):
+        axes.set_xscale("log")
+        axes.minorticks_off()
+    axes.set_xticks(positions, [escape_text(value) for value in setting.values])
+    handles: list[Any] = []
+    for method, style in palette.method_styles(method_names(results)).items():
+        colour, label = style.colour, _method_title(method, [setting], results)
+        if label != escape_text(method):
+            value = combination_value(results, method, {})
+            handles.append(axes.axhline(value, color=colour, linestyle="--", label=label))
             continue
-        # in the order of the axis, whatever the order of the command line
-        order = sorted(zip(at, over.values, strict=True))
-        mean = [value_at(results, method, {over.key: value}) for _, value in order]
-        bars = [value_at(results, method, {over.key: value}, "spread") for _, value in order]
-        how = {"color": colour, "marker": "o", "capsize": 3, "label": label}
-        drawn.append(axis.errorbar([x for x, _ in order], mean, yerr=bars if spread else None, **how))
-    axis.set_xlabel(_plain(over.key))
-    axis.set_ylabel(_plain(f"final {metric}"))
+        points = sorted(zip(positions, setting.values, strict=True))  # the command line may have another order
+        means = [combination_value(results, method, {setting.key: value}) for _, value in points]
+        bars = [combination_value(results, method, {setting.key: value}, "spread") for _, value in points]
+        look: dict[str, Any] = {"color": colour, "marker": "o", "capsize": 3, "label": label}
+        handles.append(axes.errorbar([x for x, _ in points], means, yerr=bars if spread else None, **look))
+    axes.set_xlabel(escape_text(setting.key))
+    axes.set_ylabel(escape_text(f"final {metric}"))
     if spread:
-        axis.set_title("bars: standard deviation over seeds", fontsize="small")
-    axis.grid(alpha=0.2)
-    axis.legend(handles=drawn, framealpha=0.7, edgecolor="none")  # in the order of the table
+        axes.set_title("bars: standard deviation over seeds", fontsize="small")
+    axes.grid(alpha=0.2)
+    axes.legend(handles=handles, framealpha=0.7, edgecolor="none")  # in the order of the table
 
 
-def _maps(figure: Any, over: Sequence[Over], results: Sequence[Result], metric: str, higher: bool) -> None:
-    """The first setting upwards, the second across; a panel for each method and combination of the others."""
-    up, across, *others = over
-    rest = [dict(zip([o.key for o in others], v, strict=True)) for v in product(*(o.values for o in others))]
-    panels = [(method, fixed) for method in methods(results) for fixed in rest]
-    if len(panels) > PANELS:
-        figure.supxlabel(f"the first {PANELS} of {len(panels)}: the table has all", fontsize="small")
-        panels = panels[:PANELS]
+def _draw_heat_maps(
+    figure: Figure, settings: Sequence[SweptSetting], results: Sequence[CombinationResult], metric: str, higher: bool
+) -> None:
+    """Draw a panel per method and combination of the other settings, with the first setting up, the second across."""
+    up, across, *others = settings
+    fixed_values = product(*(setting.values for setting in others))
+    fixed_settings = [dict(zip([s.key for s in others], values, strict=True)) for values in fixed_values]
+    panels = [(method, fixed) for method in method_names(results) for fixed in fixed_settings]
+    if len(panels) > MAX_PANELS:
+        figure.supxlabel(f"the first {MAX_PANELS} of {len(panels)}; the table has all", fontsize="small")
+        panels = panels[:MAX_PANELS]
     grids = [
-        [[value_at(results, method, {**fixed, up.key: d, across.key: a}) for a in across.values] for d in up.values]
+        [
+            [combination_value(results, method, {**fixed, up.key: y, across.key: x}) for x in across.values]
+            for y in up.values
+        ]
         for method, fixed in panels
     ]
     finite = [value for grid in grids for line in grid for value in line if isfinite(value)]
@@ -169,40 +182,38 @@ def _maps(figure: Any, over: Sequence[Over], results: Sequence[Result], metric: 
     rows = -(-len(panels) // columns)
     width, height = 1.4 + 0.75 * len(across.values), 1.2 + 0.5 * len(up.values)
     figure.set_size_inches(min(1.5 + columns * max(width, 2.6), 20), min(1 + rows * max(height, 2.0), 30))
-    axes = figure.subplots(rows, columns, squeeze=False)
+    all_axes = figure.subplots(rows, columns, squeeze=False)
     image: Any = None
-    for number, axis in enumerate(axes.flat):
+    for number, axes in enumerate(all_axes.flat):
         if number >= len(panels):
-            axis.set_axis_off()
+            axes.set_axis_off()
             continue
         (method, fixed), grid = panels[number], grids[number]
         colours = "viridis" if higher else "viridis_r"
-        image = axis.imshow(grid, aspect="auto", origin="lower", cmap=colours, vmin=low, vmax=high)
-        _write_in(axis, grid, low, high, higher)
-        axis.set_xticks(range(len(across.values)), [_plain(v) for v in across.values])
-        axis.set_yticks(range(len(up.values)), [_plain(v) for v in up.values])
-        axis.set_xlabel(_plain(across.key))
-        axis.set_ylabel(_plain(up.key))
-        at = "".join(f" {key}={value}" for key, value in fixed.items())
-        axis.set_title(f"{_named(method, over, results)}{_plain(at)}", fontsize="small")
-    figure.colorbar(image, ax=axes, label=_plain(f"final {metric}"))
+        image = axes.imshow(grid, aspect="auto", origin="lower", cmap=colours, vmin=low, vmax=high)
+        _write_values(axes, grid, low, high, higher)
+        axes.set_xticks(range(len(across.values)), [escape_text(value) for value in across.values])
+        axes.set_yticks(range(len(up.values)), [escape_text(value) for value in up.values])
+        axes.set_xlabel(escape_text(across.key))
+        axes.set_ylabel(escape_text(up.key))
+        title = "".join(f" {key}={value}" for key, value in fixed.items())
+        axes.set_title(f"{_method_title(method, settings, results)}{escape_text(title)}", fontsize="small")
+    figure.colorbar(image, ax=all_axes, label=escape_text(f"final {metric}"))
 
 
-def _named(method: str, over: Sequence[Over], results: Sequence[Result]) -> str:
-    """With what it has not of the settings that vary."""
-    own = {key for r in results if r.point.method == method for key, _ in r.point.settings}
-    without = [one.path[-1] for one in over if one.key not in own]
-    return _plain(method) + (_plain(f" (has no {' and no '.join(without)})") if without else "")
+def _method_title(method: str, settings: Sequence[SweptSetting], results: Sequence[CombinationResult]) -> str:
+    """Return the method's name with the swept settings that it does not have."""
+    keys = {key for r in results if r.point.method == method for key, _ in r.point.settings}
+    missing = [setting.path[-1] for setting in settings if setting.key not in keys]
+    return escape_text(method + (f" (has no {' and no '.join(missing)})" if missing else ""))
 
 
-def _write_in(axis: Any, grid: Sequence[Sequence[float]], low: float, high: float, higher: bool) -> None:
+def _write_values(axes: Axes, grid: Sequence[Sequence[float]], low: float, high: float, higher: bool) -> None:
     for y, line in enumerate(grid):
         for x, value in enumerate(line):
-            bright = high > low and (value - low) / (high - low) > 0.5
-            ink = "black" if bright == higher else "white"
-            text = f"{value:.3f}" if isfinite(value) else NONE
-            axis.text(x, y, text, ha="center", va="center", color=ink if isfinite(value) else "0.4", fontsize="small")
-
-
-def _plain(text: str) -> str:
-    return text.replace("$", r"\$")  # a name is not a formula
+            upper_half = high > low and (value - low) / (high - low) > 0.5
+            colour = "black" if upper_half == higher else "white"
+            text = f"{value:.3f}" if isfinite(value) else MISSING
+            axes.text(
+                x, y, text, ha="center", va="center", color=colour if isfinite(value) else "0.4", fontsize="small"
+            )

@@ -1,114 +1,101 @@
-"""Tables as LaTeX (booktabs), Markdown and CSV."""
+"""Render tables as LaTeX (booktabs), Markdown and CSV."""
 
 from __future__ import annotations
 
 import csv
 import io
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Sequence
 
-from offbeat.core.errors import printable
-from offbeat.results.tables import BOLD, Table
+from offbeat.core.errors import escape_unprintable
+from offbeat.results.tables import BOLD_NOTE, ResultTable
 
-SUFFIXES = {".txt": "text", ".csv": "csv", ".tex": "latex", ".md": "markdown", ".json": "json"}
-FORMATS = tuple(SUFFIXES.values())
+FORMAT_OF_SUFFIX = {".txt": "text", ".csv": "csv", ".tex": "latex", ".md": "markdown", ".json": "json"}
+FORMATS = tuple(FORMAT_OF_SUFFIX.values())
 
-TIDY = ("folder", "strategy", "seed", "finished", "measure", "value")
+CSV_COLUMNS = ("folder", "strategy", "seed", "finished", "measure", "value")
 
 
-def tidy(records: Iterable[Sequence[object]]) -> str:
-    """A line for each run and measure, under the headings of TIDY; an empty value is none (a target not reached)."""
-    made = io.StringIO()
-    writer = csv.writer(made, lineterminator="\n")
-    writer.writerow(TIDY)
+def to_csv(records: Iterable[Sequence[object]]) -> str:
+    """Write one line per run and measure, with CSV_COLUMNS; a missing value (target not reached) is empty."""
+    buffer = io.StringIO()
+    writer = csv.writer(buffer, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
     for record in records:
-        writer.writerow(["" if cell is None or cell != cell else _exact(cell) for cell in record])
-    return made.getvalue()
+        writer.writerow(["" if cell is None or cell != cell else _csv_cell(cell) for cell in record])
+    return buffer.getvalue()
 
 
-def _exact(cell: object) -> str:
-    return repr(cell) if isinstance(cell, float) else printable(cell)
+def _csv_cell(cell: object) -> str:
+    return repr(cell) if isinstance(cell, float) else escape_unprintable(cell)
 
 
 # ---------------------------------------------------------------- LaTeX
 
-# ± and the like have no place in text of every font; digits stay outside of mathematics, so that they can be bold
-LATEX = {
-    "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
-    "$": r"\$",
-    "&": r"\&",
-    "#": r"\#",
-    "_": r"\_",
-    "%": r"\%",
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "<": "$<$",
-    ">": "$>$",
-    "|": "$|$",
-    '"': "''",
-    "±": r"$\pm$",
-    "×": r"$\times$",
-    "↑": r"$\uparrow$",
-    "↓": r"$\downarrow$",
-    "¼": r"$\frac{1}{4}$",
-    "–": "--",
-    "…": r"\dots{}",
-}
+# not every font has ± and similar symbols; digits stay outside of math mode so that they can be bold
+LATEX_ESCAPES = str.maketrans(
+    {
+        "\\": r"\textbackslash{}",
+        **{character: f"\\{character}" for character in "{}$&#_%"},
+        "~": r"\textasciitilde{}",
+        "^": r"\textasciicircum{}",
+        "<": "$<$",
+        ">": "$>$",
+        "|": "$|$",
+        '"': "''",
+        "±": r"$\pm$",
+        "×": r"$\times$",
+        "↑": r"$\uparrow$",
+        "↓": r"$\downarrow$",
+        "¼": r"$\frac{1}{4}$",
+        "–": "--",
+        "…": r"\dots{}",
+    }
+)
 
 
-def latex(tables: Sequence[Table], about: Sequence[str]) -> str:
-    r"""A tabular each, for \usepackage{booktabs}; `about` and notes are comments."""
-    lines = [f"% {_one_line(line)}" for line in [*about, r"needs \usepackage{booktabs}"]]
+def to_latex(tables: Sequence[ResultTable], about: Sequence[str]) -> str:
+    r"""Write one tabular per table, for \usepackage{booktabs}; `about`, titles and notes become comments."""
+    lines = _latex_comments([*about, r"needs \usepackage{booktabs}"])
     for table in tables:
-        heading, *rows = _with_headings(table).rows
-        kinds = "l" * len(heading) if table.kind != "numbers" else "l" + "r" * (len(heading) - 1)
-        lines += ["", *(f"% {_one_line(line)}" for line in (table.title, *table.lead, *_notes(table)) if line)]
-        lines += [rf"\begin{{tabular}}{{{kinds}}}", r"\toprule"]
+        heading, *rows = _escaped_rows(table, _escape_latex, r"\textbf{%s}")
+        alignment = "l" * len(heading) if table.kind != "numbers" else "l" + "r" * (len(heading) - 1)
+        lines += ["", *_latex_comments([table.title, *table.lead, *_notes(table)])]
+        lines += [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule"]
         if table.kind != "pairs":
-            lines += [_latex_row([_latex(cell) for cell in heading]), r"\midrule"]
-        for number, row in enumerate(rows, start=1):
-            cells = [
-                rf"\textbf{{{_latex(cell)}}}" if (number, column) in table.bold else _latex(cell)
-                for column, cell in enumerate(row)
-            ]
-            lines.append(_latex_row(cells))
-        lines += [r"\bottomrule", r"\end{tabular}"]
+            lines += [_latex_row(heading), r"\midrule"]
+        lines += [*map(_latex_row, rows), r"\bottomrule", r"\end{tabular}"]
     return "\n".join(lines) + "\n"
+
+
+def _latex_comments(lines: Iterable[str]) -> list[str]:
+    return [f"% {escape_unprintable(line)}" for line in lines if line]
 
 
 def _latex_row(cells: Sequence[str]) -> str:
     return " & ".join(cells) + r" \\"
 
 
-def _latex(text: str) -> str:
-    made = "".join(LATEX.get(character, character) for character in _one_line(text))
-    made = re.sub(r"(?<![\w.])-(?=\d)", "$-$", made)  # a minus, not a hyphen
-    return f"{{{made[0]}}}{made[1:]}" if made[:1] in ("[", "*") else made  # which \\ before it would take for its own
+def _escape_latex(text: str) -> str:
+    escaped = escape_unprintable(text).translate(LATEX_ESCAPES)
+    escaped = re.sub(r"(?<![\w.])-(?=\d)", "$-$", escaped)  # minus sign instead of hyphen
+    # the \\ of the line before would parse a leading [ or * as its argument
+    return f"{{{escaped[0]}}}{escaped[1:]}" if escaped[:1] in ("[", "*") else escaped
 
 
 # ---------------------------------------------------------------- Markdown
 
 
-def markdown(tables: Sequence[Table], about: Sequence[str]) -> str:
-    """Of the kind that READMEs are written in; `about` is a comment, titles and notes are lines."""
-    lines = [f"<!-- {_one_line(line).replace('-->', '--&gt;')} -->" for line in about]
+def to_markdown(tables: Sequence[ResultTable], about: Sequence[str]) -> str:
+    """Write GitHub Markdown; `about` becomes a comment, titles and notes become paragraphs."""
+    lines = [f"<!-- {escape_unprintable(line).replace('-->', '--&gt;')} -->" for line in about]
     for table in tables:
-        heading, *rows = _with_headings(table).rows
-        right = "---:" if table.kind == "numbers" else "---"
-        lines += ["", *([f"**{_markdown(table.title)}**", ""] if table.title else [])]
+        heading, *rows = _escaped_rows(table, _escape_markdown, "**%s**")
+        alignment = "---:" if table.kind == "numbers" else "---"
+        lines += ["", *([f"**{_escape_markdown(table.title)}**", ""] if table.title else [])]
         for line in table.lead:
             lines += [_paragraph(line), ""]
-        lines += [_markdown_row([_markdown(cell) for cell in heading])]
-        lines += [_markdown_row(["---", *[right] * (len(heading) - 1)])]
-        for number, row in enumerate(rows, start=1):
-            cells = [
-                f"**{_markdown(cell)}**" if (number, column) in table.bold else _markdown(cell)
-                for column, cell in enumerate(row)
-            ]
-            lines.append(_markdown_row(cells))
+        lines += map(_markdown_row, [heading, ["---", *[alignment] * (len(heading) - 1)], *rows])
         for note in _notes(table):
             lines += ["", _paragraph(note)]
     return "\n".join(lines) + "\n"
@@ -118,24 +105,27 @@ def _markdown_row(cells: Sequence[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _markdown(text: str) -> str:
-    """What would be an order is spelled out; an underscore inside a word, or a bracket without a link, is none."""
-    made = re.sub(r"([\\`*|<]|(?<!\w)_|_(?!\w))", r"\\\1", _one_line(text))
-    return re.sub(r"\](?=[(\[:])", r"\\]", made)
+def _escape_markdown(text: str) -> str:
+    """Escape Markdown syntax; an underscore inside a word and a bracket without a link are harmless."""
+    escaped = re.sub(r"([\\`*|<]|(?<!\w)_|_(?!\w))", r"\\\1", escape_unprintable(text))
+    return re.sub(r"\](?=[(\[:])", r"\\]", escaped)
 
 
 def _paragraph(text: str) -> str:
-    return re.sub(r"^([>#+-])", r"\\\1", _markdown(text))
+    return re.sub(r"^([>#+-])", r"\\\1", _escape_markdown(text))
 
 
-def _one_line(text: str) -> str:
-    return printable(text)
+# ---------------------------------------------------------------- both
 
 
-def _notes(table: Table) -> tuple[str, ...]:
-    return (*table.notes, BOLD) if table.bold else table.notes
+def _notes(table: ResultTable) -> tuple[str, ...]:
+    return (*table.notes, BOLD_NOTE) if table.bold else table.notes
 
 
-def _with_headings(table: Table) -> Table:
-    """Markdown knows no table without."""
-    return table if table.kind != "pairs" else replace(table, rows=[["", ""], *table.rows])
+def _escaped_rows(table: ResultTable, escape: Callable[[str], str], bold: str) -> list[list[str]]:
+    """Return the escaped cells, with empty headings for pairs, which have none but Markdown requires."""
+    rows = [["", ""], *table.rows] if table.kind == "pairs" else table.rows
+    return [
+        [bold % escape(cell) if (number, column) in table.bold else escape(cell) for column, cell in enumerate(row)]
+        for number, row in enumerate(rows)
+    ]

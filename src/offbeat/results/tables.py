@@ -1,116 +1,141 @@
-"""The tables of a comparison, of several, and of runs beside each other: what `show` prints and papers take over.
+"""Tables of one comparison, of several comparisons, and of runs side by side.
 
-A table is cells of text; `formats` and the command line say how they look. docs/metrics.md says what each number means.
+A table holds cells of text; `table_formats` and the command line render it. docs/metrics.md explains the numbers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Literal
 
 from offbeat.engine.until import Target
-from offbeat.metrics import measures, ranks
-from offbeat.metrics.intervals import Interval, interval, paired
-from offbeat.metrics.measures import MEASURES, NONE, Measure, Row, Shown, Text
+from offbeat.metrics import measures
+from offbeat.metrics.measures import MEASURES, MISSING, Measure, MethodRow, NumberFormatter, Placement
+from offbeat.metrics.seed_statistics import Interval, Ranks, confidence_interval, paired_difference
 from offbeat.metrics.trace_summary import Summary
 
-Found = Mapping[str, Mapping[int, Summary]]  # method -> seed -> what came out, of finished runs
-Planned = Mapping[str, Sequence[int]]  # method -> the seeds there are to be
-Kind = Literal["numbers", "pairs", "prose"]  # pairs have no headings
-UNFINISHED = "unfinished"
+SummariesBySeed = Mapping[str, Mapping[int, Summary]]  # method -> seed -> summary of a finished run
+PlannedSeeds = Mapping[str, Sequence[int]]  # method -> all its seeds, finished or not
+TableKind = Literal["numbers", "pairs", "prose"]  # pairs have no headings
+UNFINISHED_CELL = "unfinished"
 
-BEYOND = (
-    "> t (k of n): k of n seeds got there; the others count with the time they were watched for, so the mean is larger"
+BEYOND_NOTE = (
+    "> t (k of n): only k of n seeds reached the target; the others count at their end time, so the true mean is higher"
 )
-BOLD = "bold: better than every other method, of each paired difference the 95 % interval excludes 0"
-BRACKETS = (
-    "[low, high]: 95 % confidence interval over seeds (Student's t). Differences are between runs of the same seed, "
-    "and decided where their interval excludes 0"
+BOLD_NOTE = "bold: better than every other method; the 95 % interval of each paired difference excludes 0"
+INTERVAL_NOTE = (
+    "[low, high]: 95 % confidence interval over seeds (Student's t). Differences are between runs of the same seed; "
+    "the verdict is better or worse if their interval excludes 0"
 )
-ONE_SEED = "one seed: there is no interval, and a difference may be chance"
+ONE_SEED_NOTE = "one seed: there is no interval, and a difference may be due to chance"
 
 
 @dataclass(frozen=True)
-class Table:
+class ResultTable:
+    """Cells of text with a title and notes."""
+
     rows: list[list[str]]  # headings first
     title: str = ""
-    lead: tuple[str, ...] = ()  # lines above,
-    notes: tuple[str, ...] = ()  # and below
+    lead: tuple[str, ...] = ()  # lines above the table
+    notes: tuple[str, ...] = ()  # lines below it
     bold: frozenset[tuple[int, int]] = frozenset()  # cells: row and column
-    kind: Kind = "numbers"
+    kind: TableKind = "numbers"
 
 
-# ---------------------------------------------------------------- a comparison
+# ---------------------------------------------------------------- one comparison
 
 
-def main(rows: Sequence[Row], found: Found, planned: Planned, target: Target | None, arrows: bool = False) -> Table:
-    """The table of the README. Where runs are not finished it says over how many seeds each mean is."""
-    cells = measures.table(rows, target, arrows=arrows)
-    bold = _supported(rows[0], found, target) if _even(found, planned) else {}
-    marked = {(1 + list(found).index(name), 1 + column) for column, name in bold.items()}
-    notes = beyond(cells)
-    if not _even(found, planned):
-        cells = [[row[0], more, *row[1:]] for row, more in zip(cells, ["seeds", *_counts(found, planned)], strict=True)]
-    return Table(cells, notes=notes, bold=frozenset(marked))
+def comparison_table(
+    rows: Sequence[MethodRow],
+    summaries: SummariesBySeed,
+    planned: PlannedSeeds,
+    target: Target | None,
+    arrows: bool = False,
+) -> ResultTable:
+    """Make the main table; if runs are unfinished, it gives the number of seeds of each mean."""
+    cells = measures.measure_table(rows, target, arrows=arrows)
+    notes = unreached_note(cells)
+    if all(len(summaries.get(name, {})) == len(seeds) for name, seeds in planned.items()):
+        best = _best_by_column(rows[0], summaries, target)
+        bold = {(1 + list(summaries).index(name), 1 + column) for column, name in best.items()}
+        return ResultTable(cells, notes=notes, bold=frozenset(bold))
+    counts = ["seeds", *(f"{len(by_seed)} of {len(planned[name])}" for name, by_seed in summaries.items())]
+    return ResultTable([[row[0], count, *row[1:]] for row, count in zip(cells, counts, strict=True)], notes=notes)
 
 
-def over_seeds(
-    rows: Sequence[Row], found: Found, planned: Planned, reference: str, target: Target | None
-) -> list[Table]:
-    """Of the final value, and of the time to the target if anybody got there: interval, difference to the reference,
-    every seed.
+def seed_tables(
+    rows: Sequence[MethodRow], summaries: SummariesBySeed, planned: PlannedSeeds, reference: str, target: Target | None
+) -> list[ResultTable]:
+    """Make tables with interval, difference to the reference and each seed.
+
+    There is one for the final value, and one for the time to the target if any run reached it.
     """
     keys = ["final", "time_to_target"] if target is not None and any(row["reached"] for row in rows) else ["final"]
     chosen = [m for m in MEASURES if m.key in keys and m.table is not None]
-    return [_over_seeds(m, rows, found, planned, reference, target) for m in chosen]
+    return [_seed_table(m, rows, summaries, planned, reference, target) for m in chosen]
 
 
-def _over_seeds(
-    measure: Measure, rows: Sequence[Row], found: Found, planned: Planned, reference: str, target: Target | None
-) -> Table:
+def _seed_table(
+    measure: Measure,
+    rows: Sequence[MethodRow],
+    summaries: SummariesBySeed,
+    planned: PlannedSeeds,
+    reference: str,
+    target: Target | None,
+) -> ResultTable:
     assert measure.table is not None
-    text, each = measure.table.text, by_seed(measure, found)
-    seeds = list(dict.fromkeys(seed for given in planned.values() for seed in given))
-    made = [["strategy", "seeds", "mean [95 %]", "difference [95 %]", "which is", *(f"seed {seed}" for seed in seeds)]]
+    text, values = measure.table.text, values_by_seed(measure, summaries)
+    seeds = list(dict.fromkeys(seed for method_seeds in planned.values() for seed in method_seeds))
+    cells = [["strategy", "seeds", "mean [95 %]", "difference [95 %]", "verdict", *(f"seed {seed}" for seed in seeds)]]
     for row in rows:
-        mine = each[row.strategy]
-        mean = interval(list(mine.values()))
-        told = _interval(text, mean) if mean.mean == mean.mean else measure.cell(measure.table, row.values, row.seeds)
-        against = paired(mine, each.get(reference, {}))
-        difference, verdict = (NONE, NONE) if row.strategy == reference else _against(measure, row, against, text)
-        one = [_one(measure.table, found, planned, row.strategy, seed, mine) for seed in seeds]
-        made.append([row.strategy, str(len(mine)), told, difference, verdict, *one])
-    heading = measures.heading(measure, measure.table, rows[0], target)
-    notes = [BRACKETS if any(row.seeds > 1 for row in rows) else ONE_SEED]
-    if reference not in found:
-        notes.append(f"no run of {reference} is finished: there are no differences to it")
-    return Table(made, f"{heading} over seeds, with differences to {reference}", notes=(*notes, *beyond(made)))
+        by_seed = values[row.strategy]
+        interval = confidence_interval(list(by_seed.values()))
+        mean = (
+            measure.cell(measure.table, row.values, row.seeds)
+            if isnan(interval.mean)
+            else _format_interval(text, interval)
+        )
+        difference, verdict = MISSING, MISSING
+        if row.strategy != reference:
+            difference, verdict = _compare(measure, row, paired_difference(by_seed, values.get(reference, {})), text)
+        singles = [_seed_cell(measure.table, summaries, planned, row.strategy, seed, by_seed) for seed in seeds]
+        cells.append([row.strategy, str(len(by_seed)), mean, difference, verdict, *singles])
+    heading = measures.column_heading(measure, measure.table, rows[0], target)
+    notes = [INTERVAL_NOTE if any(row.seeds > 1 for row in rows) else ONE_SEED_NOTE]
+    if reference not in summaries:
+        notes.append(f"no run of {reference} is finished: differences to it are missing")
+    return ResultTable(
+        cells, f"{heading} over seeds, with differences to {reference}", notes=(*notes, *unreached_note(cells))
+    )
 
 
-def beyond(rows: Sequence[Sequence[str]], note: str = BEYOND) -> tuple[str, ...]:
-    """What times say that were not reached, where there is one. A name is none, whatever it begins with."""
+def unreached_note(rows: Sequence[Sequence[str]], note: str = BEYOND_NOTE) -> tuple[str, ...]:
+    """Return a note if a cell is a lower bound of a time; the first column holds names and is ignored."""
     return (note,) if any(measures.is_beyond(cell) for row in rows for cell in row[1:]) else ()
 
 
-def by_seed(measure: Measure, found: Found) -> dict[str, dict[int, float]]:
-    """Every method's values of one measure."""
+def values_by_seed(measure: Measure, summaries: SummariesBySeed) -> dict[str, dict[int, float]]:
+    """Return a measure as method -> seed -> value."""
     assert measure.read is not None
-    return {name: {seed: measure.read(s) for seed, s in given.items()} for name, given in found.items()}
+    return {name: {seed: measure.read(s) for seed, s in by_seed.items()} for name, by_seed in summaries.items()}
 
 
-def _interval(text: Text, given: Interval) -> str:
-    return text(given.mean) + (f" [{text(given.low)}, {text(given.high)}]" if given.half == given.half else "")
+def _format_interval(text: NumberFormatter, interval: Interval) -> str:
+    bounds = "" if isnan(interval.half) else f" [{text(interval.low)}, {text(interval.high)}]"
+    return text(interval.mean) + bounds
 
 
-def _against(measure: Measure, row: Row, difference: Interval, text: Text) -> tuple[str, str]:
-    """The difference to the reference, and which way it is decided."""
-    if difference.mean != difference.mean:
-        return NONE, NONE
-    told = _interval(lambda value: _signed(text(value)), difference)
+def _compare(measure: Measure, row: MethodRow, difference: Interval, text: NumberFormatter) -> tuple[str, str]:
+    """Return the difference to the reference and the verdict."""
+    if isnan(difference.mean):
+        return MISSING, MISSING
+    formatted = _format_interval(lambda value: _signed(text(value)), difference)
     if not difference.excludes_zero:
-        return told, "undecided"
-    return told, "better" if (difference.mean > 0) == (measure.direction(row.higher_is_better) == "more") else "worse"
+        return formatted, "undecided"
+    more_is_better = measure.direction(row.higher_is_better) == "more"
+    return formatted, "better" if (difference.mean > 0) == more_is_better else "worse"
 
 
 def _signed(text: str) -> str:
@@ -119,85 +144,84 @@ def _signed(text: str) -> str:
     return text if text.startswith("-") else f"+{text}"
 
 
-def _one(how: Shown, found: Found, planned: Planned, name: str, seed: int, mine: Mapping[int, float]) -> str:
-    """One seed of one method."""
-    if seed not in mine:
-        return UNFINISHED if seed in planned[name] else NONE
-    value, summary = mine[seed], found[name][seed]
-    if value != value and how.target and summary.target is not None:
-        return measures.beyond(how.text(summary.seconds))
-    return how.text(value)
+def _seed_cell(
+    placement: Placement,
+    summaries: SummariesBySeed,
+    planned: PlannedSeeds,
+    name: str,
+    seed: int,
+    by_seed: Mapping[int, float],
+) -> str:
+    if seed not in by_seed:
+        return UNFINISHED_CELL if seed in planned[name] else MISSING
+    value, summary = by_seed[seed], summaries[name][seed]
+    if isnan(value) and placement.target and summary.target is not None:
+        return measures.format_beyond(placement.text(summary.seconds))
+    return placement.text(value)
 
 
-def _even(found: Found, planned: Planned) -> bool:
-    """Is everything finished?"""
-    return all(len(found.get(name, {})) == len(seeds) for name, seeds in planned.items())
-
-
-def _counts(found: Found, planned: Planned) -> list[str]:
-    return [f"{len(given)} of {len(planned[name])}" for name, given in found.items()]
-
-
-def _supported(row: Row, found: Found, target: Target | None) -> dict[int, str]:
-    """Of each column, the method that is better than every other, where paired differences say so."""
+def _best_by_column(row: MethodRow, summaries: SummariesBySeed, target: Target | None) -> dict[int, str]:
+    """Return, for each column, the method that paired differences show to be better than every other."""
     best: dict[int, str] = {}
-    for number, (measure, _) in enumerate(measures.shown("table", target)):
-        way = measure.direction(row.higher_is_better)
-        if measure.read is None or way is None or len(found) < 2:
+    for column, (measure, _) in enumerate(measures.placed_measures("table", target)):
+        direction = measure.direction(row.higher_is_better)
+        if measure.read is None or direction is None or len(summaries) < 2:
             continue
-        sign, each = 1 if way == "more" else -1, by_seed(measure, found)
-        for name, mine in each.items():
-            others = [paired(mine, theirs) for other, theirs in each.items() if other != name]
-            if all(sign * other.mean > 0 and other.excludes_zero for other in others):
-                best[number] = name
+        sign, values = 1 if direction == "more" else -1, values_by_seed(measure, summaries)
+        for name, by_seed in values.items():
+            differences = [paired_difference(by_seed, others) for other, others in values.items() if other != name]
+            if all(sign * difference.mean > 0 and difference.excludes_zero for difference in differences):
+                best[column] = name
     return best
 
 
-# ---------------------------------------------------------------- what is not finished
+# ---------------------------------------------------------------- unfinished runs
 
 
 @dataclass(frozen=True)
-class Going:
+class UnfinishedRun:
     """A run of a comparison that is not finished."""
 
     strategy: str
     seed: int
     folder: str
-    summary: Summary | None  # None: it has not begun
+    summary: Summary | None  # None: it has not started
 
 
-def unfinished(going: Sequence[Going], again: str) -> Table:
-    rows = [["run", "got to"]]
-    for run in going:
+def unfinished_table(runs: Sequence[UnfinishedRun], resume_command: str) -> ResultTable:
+    rows = [["run", "progress"]]
+    for run in runs:
         s = run.summary
         metric = "" if s is None or not s.metrics else f", {s.headline} {s.metrics[s.headline]:.3f}"
-        rows.append([run.folder, "not begun" if s is None else f"{s.seconds:.0f} s, {s.updates} updates{metric}"])
-    return Table(rows, f"not finished, and in no mean; to go on: {again}", kind="prose")
+        rows.append([run.folder, "not started" if s is None else f"{s.seconds:.0f} s, {s.updates} updates{metric}"])
+    return ResultTable(rows, f"not finished and not included in any mean; to continue: {resume_command}", kind="prose")
 
 
-# ---------------------------------------------------------------- several
+# ---------------------------------------------------------------- several comparisons or runs
 
 
-def ranked(made: ranks.Ranks) -> Table:
-    headings = ["strategy", "mean rank", "first", "shared first", *made.ranks]
+def rank_table(ranks: Ranks) -> ResultTable:
+    headings = ["strategy", "mean rank", "first", "shared first", *ranks.ranks]
     rows = [
-        [m.name, f"{m.mean:.2f}", str(m.wins), str(m.ties), *(f"{given[n]:g}" for given in made.ranks.values())]
-        for n, m in enumerate(made.methods)
+        [m.name, f"{m.mean:.2f}", str(m.wins), str(m.ties), *(f"{row[n]:g}" for row in ranks.ranks.values())]
+        for n, m in enumerate(ranks.methods)
     ]
     notes = []
-    if made.left_out:
-        notes.append(f"not ranked, since not every setting has them: {', '.join(made.left_out)}")
-    if made.p == made.p:
+    if ranks.left_out:
+        notes.append(f"not ranked because some setting does not have them: {', '.join(ranks.left_out)}")
+    if not isnan(ranks.p):
         notes.append(
-            f"Friedman: chi-square {made.friedman:.2f} of {len(made.methods) - 1} degrees of freedom, p = {made.p:.2g}"
-            + (" (rough: fewer than ten settings)" if len(made.ranks) < 10 else "")
+            f"Friedman test: chi-square {ranks.friedman:.2f} with {len(ranks.methods) - 1} degrees of freedom, "
+            f"p = {ranks.p:.2g}" + (" (approximate: fewer than ten settings)" if len(ranks.ranks) < 10 else "")
         )
-    return Table([headings, *rows], f"ranks over {len(made.ranks)} settings, by the final value", notes=tuple(notes))
+    return ResultTable(
+        [headings, *rows], f"ranks over {len(ranks.ranks)} settings, by the final value", notes=tuple(notes)
+    )
 
 
 @dataclass(frozen=True)
-class Single:
-    """A run, or a saved simulation, by itself."""
+class SingleRun:
+    """One run, or one saved simulation, with its summary."""
 
     folder: str
     strategy: str
@@ -207,24 +231,21 @@ class Single:
     complete: bool = True
 
 
-def beside(runs: Sequence[Single], arrows: bool = False) -> list[Table]:
-    """Runs beside each other: a table for those that measure the same and go for the same target."""
-    kinds: dict[tuple[str, str, str], list[Single]] = {}
+def side_by_side_tables(runs: Sequence[SingleRun], arrows: bool = False) -> list[ResultTable]:
+    """Make one table for each group of runs with the same metric and target."""
+    groups: dict[tuple[str, str, str], list[SingleRun]] = {}
     for run in runs:
-        kinds.setdefault((run.summary.headline, run.summary.evaluated, str(run.target)), []).append(run)
-    return [_beside(alike, arrows) for alike in kinds.values()]
+        groups.setdefault((run.summary.headline, run.summary.evaluated, str(run.target)), []).append(run)
+    return [_side_by_side_table(group, arrows) for group in groups.values()]
 
 
-def _beside(runs: Sequence[Single], arrows: bool) -> Table:
-    rows = [measures.over_seeds(run.folder, [run.summary], {}) for run in runs]
-    cells = measures.table(rows, runs[0].target, arrows=arrows)
-    words = [["strategy", "seed"], *([r.strategy, NONE if r.seed is None else str(r.seed)] for r in runs)]
-    compared = {1 + n for n, (m, _) in enumerate(measures.shown("table", runs[0].target)) if m.read is None}
-    made = [
-        [row[0], *more, *(cell for n, cell in enumerate(row) if n > 0 and n not in compared)]
-        for row, more in zip(cells, words, strict=True)
-    ]
-    notes = beyond(cells, "> : the target was not reached in that time")
-    made[0][0] = "run"
-    going = [run.folder for run in runs if not run.complete]
-    return Table(made, notes=((f"not finished: {', '.join(going)}",) if going else ()) + notes)
+def _side_by_side_table(runs: Sequence[SingleRun], arrows: bool) -> ResultTable:
+    rows = [measures.average_over_seeds(run.folder, [run.summary], {}) for run in runs]
+    cells = measures.measure_table(rows, runs[0].target, arrows=arrows)
+    labels = [["strategy", "seed"], *([r.strategy, MISSING if r.seed is None else str(r.seed)] for r in runs)]
+    columns = [n for n, (m, _) in enumerate(measures.placed_measures("table", runs[0].target), 1) if m.read is not None]
+    table = [[row[0], *label, *(row[n] for n in columns)] for row, label in zip(cells, labels, strict=True)]
+    table[0][0] = "run"
+    notes = unreached_note(cells, "> : the target was not reached in that time")
+    unfinished = [run.folder for run in runs if not run.complete]
+    return ResultTable(table, notes=((f"not finished: {', '.join(unfinished)}",) if unfinished else ()) + notes)

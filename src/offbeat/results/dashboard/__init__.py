@@ -1,8 +1,7 @@
-"""A page over a folder of runs, served to this machine and nobody else: read only, with what Python brings.
+"""Read-only web server for a folder of runs, reachable from this machine only.
 
-It listens on 127.0.0.1, answers GET, and only to who calls it by that name: a page from elsewhere, whose name was made
-to point here, gets nothing. What is asked for is looked up among the runs that were found; no path comes from a
-request.
+The server listens on 127.0.0.1, answers GET requests, and checks the Host header, which defeats DNS rebinding. Requests
+name runs that the index has found; they never contain a path to open.
 """
 
 from __future__ import annotations
@@ -16,21 +15,23 @@ from urllib.parse import parse_qs, urlsplit
 
 from offbeat.core.errors import ConfigError, OffbeatError, RunError
 from offbeat.results.dashboard import dashboard_pages
-from offbeat.results.dashboard.run_index import Entry, Store
+from offbeat.results.dashboard.run_index import RunEntry, RunIndex
 
 HOST = "127.0.0.1"
-MOST = 32  # runs beside each other
+MAX_RUNS_SHOWN = 32  # side by side
 
 
 class Dashboard(ThreadingHTTPServer):
+    """The server and its index of runs."""
+
     daemon_threads = True
 
     def __init__(self, folder: Path, port: int) -> None:
         if not folder.is_dir():
             raise ConfigError(f"{folder} is not a folder")
-        self.store, self.one_at_a_time = Store(folder.resolve()), threading.Lock()
+        self.run_index, self.request_lock = RunIndex(folder.resolve()), threading.Lock()
         try:
-            super().__init__((HOST, port), Handler)
+            super().__init__((HOST, port), DashboardHandler)
         except OSError as error:
             raise RunError(f"cannot listen on {HOST}:{port}: {error.strerror}; choose another with --port") from None
 
@@ -39,59 +40,59 @@ class Dashboard(ThreadingHTTPServer):
         return f"http://{HOST}:{self.server_port}/"
 
     def server_bind(self) -> None:
-        """Without asking anybody for the name of this machine."""
+        """Bind without the reverse DNS lookup of the base class."""
         self.socket.bind(self.server_address)
         self.server_address = self.socket.getsockname()
         self.server_name, self.server_port = HOST, self.server_address[1]
 
 
-class Handler(BaseHTTPRequestHandler):
+class DashboardHandler(BaseHTTPRequestHandler):
+    """Answers one request."""
+
     server: Dashboard
     server_version, sys_version = "offbeat", ""
-    timeout = 30  # seconds without a word
+    timeout = 30  # seconds without data
 
     def do_GET(self) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # whoever asked has gone
+        with suppress(BrokenPipeError, ConnectionResetError):  # the client has closed the connection
             self._answer()
 
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
-        self._send(HTTPStatus.METHOD_NOT_ALLOWED, "this is only looked at")
+        self._send(HTTPStatus.METHOD_NOT_ALLOWED, "this server is read-only")
 
     do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_POST
 
     def _answer(self) -> None:
         port = self.server.server_port
         if self.headers.get_all("Host", []) not in ([f"{name}:{port}"] for name in (HOST, "localhost")):
-            return self._send(HTTPStatus.FORBIDDEN, f"call it by its name: {self.server.address}")
-        asked = urlsplit(self.path)
-        query = parse_qs(asked.query)
-        with self.server.one_at_a_time:
-            if asked.path == "/":
-                return self._send(
-                    HTTPStatus.OK, dashboard_pages.listed(self.server.store.entries(), self.server.store.root), "html"
-                )
-            if asked.path not in ("/view", "/numbers"):
+            return self._send(HTTPStatus.FORBIDDEN, f"use this address: {self.server.address}")
+        url = urlsplit(self.path)
+        query = parse_qs(url.query)
+        with self.server.request_lock:
+            if url.path == "/":
+                index = self.server.run_index
+                return self._send(HTTPStatus.OK, dashboard_pages.runs_page(index.entries(), index.root), "html")
+            if url.path not in ("/view", "/numbers"):
                 return self._send(HTTPStatus.NOT_FOUND, "there is no such page")
             names = list(dict.fromkeys(query.get("of", [])))
-            entries = self._found(names)
+            entries = self._find_entries(names)
             if entries is None:
-                return self._send(
-                    HTTPStatus.NOT_FOUND, "choose one run or several (at most 32), of those on the first page"
-                )
-            if asked.path == "/view":
-                return self._send(HTTPStatus.OK, dashboard_pages.viewed(entries), "html")
-            if query.get("after") == [dashboard_pages.stamp(entries)]:
+                text = f"choose from 1 to {MAX_RUNS_SHOWN} runs on the first page"
+                return self._send(HTTPStatus.NOT_FOUND, text)
+            if url.path == "/view":
+                return self._send(HTTPStatus.OK, dashboard_pages.result_page(entries), "html")
+            if query.get("after") == [dashboard_pages.content_stamp(entries)]:
                 return self._send(HTTPStatus.NO_CONTENT, "")
             try:
-                self._send(HTTPStatus.OK, dashboard_pages.fresh(entries), "json")
+                self._send(HTTPStatus.OK, dashboard_pages.updated_numbers(entries), "json")
             except OffbeatError as error:
                 self._send(HTTPStatus.CONFLICT, str(error))
 
-    def _found(self, names: list[str]) -> list[Entry] | None:
-        known = self.server.store.known()
-        if not 0 < len(names) <= MOST or not all(name in known for name in names):
+    def _find_entries(self, names: list[str]) -> list[RunEntry] | None:
+        known = self.server.run_index.known()
+        if not 0 < len(names) <= MAX_RUNS_SHOWN or not all(name in known for name in names):
             return None
         return [known[name] for name in names]
 
@@ -108,4 +109,4 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def log_message(self, format: str, *args: object) -> None:
-        """Nobody has to read of every request."""
+        """Log nothing."""

@@ -1,8 +1,9 @@
-"""The pages of a dashboard: the list of runs, and one or several of them, in the page that a comparison has."""
+"""HTML of the dashboard: the list of runs, and the page of one or several of them."""
 
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
@@ -11,140 +12,159 @@ from urllib.parse import urlencode
 
 from offbeat.core.errors import OffbeatError, RunError
 from offbeat.experiment.comparison import Comparison
-from offbeat.experiment.run.execution import Run
-from offbeat.metrics.curves import headline
-from offbeat.results import page, pictures, series
-from offbeat.results.dashboard.run_index import Entry
+from offbeat.experiment.run.run_folder import Run
+from offbeat.metrics.curves import headline_metric
+from offbeat.results import page, report
+from offbeat.results.dashboard.run_index import RunEntry
 from offbeat.results.page import page_data
-from offbeat.results.series import Series
+from offbeat.results.series import FigureSeries, collect_series
 
-HERE = Path(__file__).parent
+SCRIPT_FOLDER = Path(__file__).parent
 STYLE = """
 .state { white-space: nowrap; } .state progress { width: 5rem; vertical-align: middle; margin-right: .4rem; }
 .sub th { padding-left: 1.4rem; font-weight: 400; } .bad { color: var(--bad); } th.left, td.left { text-align: left; }
 form p { margin: .6rem 0; } .wrong { white-space: normal; max-width: 24rem; text-align: left; }
 .top { display: flex; flex-wrap: wrap; gap: .3rem 1rem; align-items: center; font-size: .875rem; }
 """
+STATE_TEXTS = {
+    "not begun": "not started",
+    "going on": "running",
+    "stopped": "not running",
+    "ended": "finished",
+    "damaged": "damaged",
+}
 
 
-def listed(entries: Sequence[Entry], root: Path) -> str:
-    """All runs; two or more can be chosen."""
+def runs_page(entries: Sequence[RunEntry], root: Path) -> str:
+    """Return the list of all runs, with check boxes to compare several."""
     if entries:
-        left = '<th scope="col">run</th><td></td>'
-        left += "".join(f'<th scope="col" class="left">{word}</th>' for word in ("method", "state"))
-        head = left + "".join(f'<th scope="col">{word}</th>' for word in ("seconds", "updates", "metric", "staleness"))
+        head = '<th scope="col">run</th><td></td>'
+        head += "".join(f'<th scope="col" class="left">{word}</th>' for word in ("method", "state"))
+        head += "".join(f'<th scope="col">{word}</th>' for word in ("seconds", "updates", "metric", "staleness"))
         rows = "".join(map(_rows, entries))
-        inside = f"""<form action="/view" method="get"><div class="wide" tabindex="0"><table>
+        main = f"""<form action="/view" method="get"><div class="wide" tabindex="0"><table>
 <thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>
-<p><button>compare the chosen runs</button></p></form>"""
+<p><button>compare the selected runs</button></p></form>"""
     else:
-        inside = """<p>There is no run below this folder yet. One begins with <code>offbeat run quickstart</code>, or
-with <code>offbeat compare quickstart</code>; it will stand here a moment later.</p>"""
+        main = """<p>There are no runs in this folder yet. Start one with <code>offbeat run quickstart</code> or
+<code>offbeat compare quickstart</code>; it will appear here.</p>"""
     body = f"""<header><h1>Runs</h1>
-<p class="note">below {escape(str(root))}; only looked at, never changed</p></header>
-<main id="list">{inside}</main><p class="note" id="heard" role="status"></p>"""
-    return page.document(f"offbeat: {root.name}", body, [HERE / "list.js"], style=STYLE, asks=True)
+<p class="note">in {escape(str(root))} (read-only)</p></header>
+<main id="list">{main}</main><p class="note" id="heard" role="status"></p>"""
+    scripts = [SCRIPT_FOLDER / "list.js"]
+    return page.html_document(f"offbeat: {root.name}", body, scripts, style=STYLE, connects=True)
 
 
-def _rows(entry: Entry) -> str:
+def _rows(entry: RunEntry) -> str:
     if entry.runs is None:
         return f"<tr>{_cells(entry, entry.name)}</tr>"
-    below = "".join(f'<tr class="sub">{_cells(run, run.folder.name)}</tr>' for run in entry.runs)
     head = f'<th scope="row">{_link(entry, entry.name)}</th>'
-    if entry.wrong is not None:
-        return f'<tr>{head}<td class="wrong bad" colspan="7">{escape(entry.wrong)}</td></tr>'
-    done = sum(run.state == "ended" for run in entry.runs)
-    told = f'<td></td><td class="left">{done} of {len(entry.runs)} runs</td>{_state(entry)}<td colspan="4"></td>'
-    return f"<tr>{head}{told}</tr>{below}"
+    if entry.error is not None:
+        return f'<tr>{head}<td class="wrong bad" colspan="7">{escape(entry.error)}</td></tr>'
+    finished = f"{sum(run.state == 'ended' for run in entry.runs)} of {len(entry.runs)} runs"
+    cells = f'<td></td><td class="left">{finished}</td>{_state_cell(entry)}<td colspan="4"></td>'
+    runs = "".join(f'<tr class="sub">{_cells(run, run.folder.name)}</tr>' for run in entry.runs)
+    return f"<tr>{head}{cells}</tr>{runs}"
 
 
-def _cells(run: Entry, shown: str) -> str:
-    head = f'<th scope="row">{_link(run, shown)}</th>'
-    if run.look is None:
-        return f'{head}<td class="wrong bad" colspan="7">{escape(run.wrong or "")}</td>'
-    look, name = run.look, headline(list(run.look.metrics))
-    box = f'<input type="checkbox" name="of" value="{escape(run.name)}" aria-label="choose {escape(run.name)}">'
-    begun = look.state != "not begun"
-    cells = [
-        f"{look.now:.0f}" if begun else "",
-        str(look.updates) if begun else "",
-        f"{name} {look.metrics[name]:.3f}" if name in look.metrics else "",
-        "" if look.staleness is None else f"{look.staleness:.1f}",
+def _cells(run: RunEntry, text: str) -> str:
+    head = f'<th scope="row">{_link(run, text)}</th>'
+    progress = run.progress
+    if progress is None:
+        return f'{head}<td class="wrong bad" colspan="7">{escape(run.error or "")}</td>'
+    metric, started = headline_metric(list(progress.metrics)), progress.state != "not begun"
+    box = f'<input type="checkbox" name="of" value="{escape(run.name)}" aria-label="select {escape(run.name)}">'
+    numbers = [
+        f"{progress.now:.0f}" if started else "",
+        str(progress.updates) if started else "",
+        f"{metric} {progress.metrics[metric]:.3f}" if metric in progress.metrics else "",
+        "" if progress.staleness is None else f"{progress.staleness:.1f}",
     ]
-    rest = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
-    return f'{head}<td>{box}</td><td class="left">{escape(run.label)}, seed {run.seed}</td>{_state(run)}{rest}'
+    cells = "".join(f"<td>{escape(number)}</td>" for number in numbers)
+    return f'{head}<td>{box}</td><td class="left">{escape(run.label)}, seed {run.seed}</td>{_state_cell(run)}{cells}'
 
 
-def _state(entry: Entry) -> str:
-    return f'<td class="state left">{_standing(entry)}</td>'
+def _state_cell(entry: RunEntry) -> str:
+    return f'<td class="state left">{_describe_state(entry)}</td>'
 
 
-def _standing(entry: Entry) -> str:
-    bar = f'<progress max="1" value="{entry.share:.3f}" aria-label="how much is done"></progress>'
+def _describe_state(entry: RunEntry) -> str:
+    text = STATE_TEXTS[entry.state]
     if entry.state == "ended":
-        reason = entry.look.reason if entry.look and entry.look.reason else None
-        return f"ended ({escape(reason)})" if reason else "ended"
-    return f"{bar}{entry.share:.0%}, {escape(entry.state)}"
+        reason = entry.progress.reason if entry.progress else None
+        return f"{text} ({escape(reason)})" if reason else text
+    bar = f'<progress max="1" value="{entry.share:.3f}" aria-label="progress"></progress>'
+    return f"{bar}{entry.share:.0%}, {text}"
 
 
-def _link(entry: Entry, shown: str) -> str:
-    return f'<a href="/view?{escape(address([entry]))}">{escape(shown)}</a>'
+def _link(entry: RunEntry, text: str) -> str:
+    return f'<a href="/view?{escape(view_query([entry]))}">{escape(text)}</a>'
 
 
-def address(entries: Sequence[Entry]) -> str:
+def view_query(entries: Sequence[RunEntry]) -> str:
     return urlencode([("of", entry.name) for entry in entries])
 
 
-def stamp(entries: Sequence[Entry]) -> str:
-    """Another one whenever there is something new to see."""
-    looks = [(run.name, run.look, run.wrong) for entry in entries for run in entry.each]
-    return hashlib.sha256(repr(looks).encode()).hexdigest()[:16]
+def content_stamp(entries: Sequence[RunEntry]) -> str:
+    """Return a hash that changes whenever there is new content."""
+    content = [(run.name, run.progress, run.error) for entry in entries for run in entry.all_runs]
+    return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
 
-def viewed(entries: Sequence[Entry]) -> str:
-    """One comparison, or runs beside each other."""
+def result_page(entries: Sequence[RunEntry]) -> str:
+    """Return the page of one run or comparison, or of several runs side by side."""
     names = ", ".join(entry.name for entry in entries)
-    one = len(entries) == 1
+    state = _describe_state(entries[0]) if len(entries) == 1 else ""
     top = f"""<p class="top"><a href="/">← all runs</a><span>{escape(names)}</span>
-<span class="state" id="standing">{_standing(entries[0]) if one else ""}</span>
+<span class="state" id="standing">{state}</span>
 <span id="heard" role="status"></span></p>"""
+    polling = _polling_json(entries)
     try:
-        found, of = drawn(entries)
-        made = pictures.content(of, found)
+        series, result = entries_series(entries)
+        content = report.page_content(result, series)
     except OffbeatError as error:
-        wrong = f'<main><h1>{escape(names)}</h1><p class="doubt">{escape(str(error))}</p></main>'
-        return page.document(names, top + wrong, [HERE / "waiting.js"], _live(entries), STYLE, asks=True)
-    live = f'<script type="application/json" id="live">{page.inert(_live(entries))}</script>'
-    text = page.render(found, made, top + live, [HERE / "live.js"])
-    return text.replace("</style>", f"{STYLE}</style>", 1)
+        main = f'<main><h1>{escape(names)}</h1><p class="caveat">{escape(str(error))}</p></main>'
+        return page.html_document(names, top + main, [SCRIPT_FOLDER / "waiting.js"], polling, STYLE, connects=True)
+    live = f'<script type="application/json" id="live">{page.escape_json(polling)}</script>'
+    html = page.render_page(series, content, top + live, [SCRIPT_FOLDER / "live.js"])
+    return html.replace("</style>", f"{STYLE}</style>", 1)
 
 
-def _live(entries: Sequence[Entry]) -> str:
+def _polling_json(entries: Sequence[RunEntry]) -> str:
     going = any(entry.state in ("going on", "stopped", "not begun") for entry in entries)
-    return page.in_json({"url": f"/numbers?{address(entries)}", "stamp": stamp(entries), "going": going})
+    return page.compact_json(
+        {"url": f"/numbers?{view_query(entries)}", "stamp": content_stamp(entries), "going": going}
+    )
 
 
-def fresh(entries: Sequence[Entry]) -> str:
-    """What a page that is open needs to draw itself anew."""
-    told = {"stamp": stamp(entries), "ended": all(entry.state == "ended" for entry in entries)}
-    standing = {"share": entries[0].share, "state": entries[0].state} if len(entries) == 1 else None
-    found, _ = drawn(entries)
-    return page.in_json({**told, "standing": standing, "numbers": page_data.of(found, None)})
+def updated_numbers(entries: Sequence[RunEntry]) -> str:
+    """Return the JSON with which an open page redraws itself."""
+    state = {"share": entries[0].share, "state": STATE_TEXTS[entries[0].state]} if len(entries) == 1 else None
+    series, _ = entries_series(entries)
+    return page.compact_json(
+        {
+            "stamp": content_stamp(entries),
+            "ended": all(entry.state == "ended" for entry in entries),
+            "standing": state,
+            "numbers": page_data.page_numbers(series, None),
+        }
+    )
 
 
-def drawn(entries: Sequence[Entry]) -> tuple[Series, Comparison | Run | None]:
+def entries_series(entries: Sequence[RunEntry]) -> tuple[FigureSeries, Comparison | Run | None]:
+    """Read the series of the entries, and return the comparison or run if there is only one."""
     if len(entries) == 1:
         (entry,) = entries
         if entry.runs is not None:
             comparison = Comparison(entry.folder)
-            return pictures.of_comparison(comparison), comparison
+            return report.comparison_series(comparison), comparison
         run = Run(entry.folder)
-        return pictures.of_run(run), run
-    if any(entry.wrong for entry in entries):
-        raise RunError(next(entry.wrong for entry in entries if entry.wrong))
-    runs = [run for entry in entries for run in entry.each]
-    labels = [run.label for run in runs]
-    alike = {label for label in labels if labels.count(label) > 1}
-    beside = {f"{run.label} ({run.name})" if run.label in alike else run.label: [Run(run.folder)] for run in runs}
-    found = series.collect(beside, "")
-    return replace(found, title=f"{found.metric}: {len(found.methods)} runs beside each other"), None
+        return report.run_series(run), run
+    for entry in entries:
+        if entry.error:
+            raise RunError(entry.error)
+    runs = [run for entry in entries for run in entry.all_runs]
+    counts = Counter(run.label for run in runs)
+    names = [f"{run.label} ({run.name})" if counts[run.label] > 1 else run.label for run in runs]
+    series = collect_series({name: [Run(run.folder)] for name, run in zip(names, runs, strict=True)}, "")
+    return replace(series, title=f"{series.metric}: {len(series.methods)} runs side by side"), None

@@ -1,4 +1,4 @@
-// The list is asked for again now and then; what was chosen stays chosen.
+// Reloads the list every two seconds and keeps the selection.
 const box = (name) => [...document.querySelectorAll('input[name=of]')].find((input) => input.value === name);
 
 async function look() {
@@ -19,7 +19,7 @@ async function look() {
     }
     heard.textContent = '';
   } catch {
-    heard.textContent = 'The dashboard does not answer any more.';
+    heard.textContent = 'The dashboard no longer responds.';
   }
   setTimeout(look, 2000);
 }

@@ -1,4 +1,4 @@
-// Asks now and then whether there is something new, and draws it where it stands; zoom and choices stay.
+// Polls for new numbers and redraws the figures; zoom and selections stay.
 const live = JSON.parse(document.getElementById('live').textContent);
 const EVERY = 2000;
 
@@ -7,7 +7,7 @@ function sameShape(fresh) {
   return shape(fresh) === shape(numbers);
 }
 
-function redrawn(fresh) {
+function redraw(fresh) {
   ['heard', 'own'].forEach((table) => { if (fresh[table]) fresh[table] = Object.assign(numbers[table], fresh[table]); });
   Object.assign(numbers, fresh);
   figures.forEach((made) => made.redraw());
@@ -18,16 +18,16 @@ async function refresh() {
   try {
     const answer = await fetch(`${live.url}&after=${live.stamp}`);
     if (answer.status === 200) {
-      const told = await answer.json();
-      if (told.ended || !sameShape(told.numbers)) return location.reload();
-      live.stamp = told.stamp;
-      redrawn(told.numbers);
-      if (told.standing) standing.textContent = `${Math.round(told.standing.share * 100)}%, ${told.standing.state}`;
+      const update = await answer.json();
+      if (update.ended || !sameShape(update.numbers)) return location.reload();
+      live.stamp = update.stamp;
+      redraw(update.numbers);
+      if (update.standing) standing.textContent = `${Math.round(update.standing.share * 100)}%, ${update.standing.state}`;
       document.documentElement.dataset.refreshed = live.stamp;
     }
     heard.textContent = '';
   } catch {
-    heard.textContent = 'The dashboard does not answer any more.';
+    heard.textContent = 'The dashboard no longer responds.';
   }
   setTimeout(refresh, EVERY);
 }

@@ -1,4 +1,4 @@
-"""The runs below a folder, and how each of them stands. Nothing is written, no code of anybody's is run."""
+"""Index of the runs below a folder with their progress. It writes nothing and runs no user code."""
 
 from __future__ import annotations
 
@@ -8,119 +8,120 @@ from pathlib import Path
 
 from offbeat.core.errors import OffbeatError
 from offbeat.experiment.comparison import MANIFEST, Comparison
-from offbeat.experiment.run.execution import Run
+from offbeat.experiment.run.run_folder import Run
 from offbeat.experiment.spec.config import strategy_name
-from offbeat.results.result_files import PARTS
-from offbeat.results.run_follower import Follower, Look
+from offbeat.results.result_files import RESULT_MARKERS
+from offbeat.results.run_follower import RunFollower, RunProgress
 
-DEEP = 4  # folders below the one that is shown
+MAX_DEPTH = 4  # levels of subfolders
 
 
 @dataclass(frozen=True)
-class Entry:
-    """One run, or one comparison with its runs."""
+class RunEntry:
+    """A run, or a comparison with its runs."""
 
-    name: str  # its path below the folder: what it is asked for by
+    name: str  # path relative to the root; requests use it
     folder: Path
-    runs: list[Entry] | None = None  # of a comparison
+    runs: list[RunEntry] | None = None  # None: it is a single run
     label: str = ""  # the method
     seed: int | None = None
-    look: Look | None = None
-    wrong: str | None = None  # why it cannot be read
+    progress: RunProgress | None = None
+    error: str | None = None  # reason why it cannot be read
 
     @property
-    def each(self) -> list[Entry]:
+    def all_runs(self) -> list[RunEntry]:
         return [self] if self.runs is None else self.runs
 
     @property
     def state(self) -> str:
-        if self.wrong is not None:
+        if self.error is not None:
             return "damaged"
-        states = [run.look.state if run.look else "damaged" for run in self.each]
+        states = {run.progress.state if run.progress else "damaged" for run in self.all_runs}
+        if states == {"not begun", "ended"}:
+            return "stopped"
         order = ("going on", "damaged", "stopped", "not begun", "ended")
-        first = next((state for state in order if state in states), "damaged")
-        begun = first == "not begun" and "ended" in states
-        return "stopped" if begun else first
+        return next((state for state in order if state in states), "damaged")
 
     @property
     def share(self) -> float:
-        return sum(run.look.share if run.look else 0.0 for run in self.each) / max(1, len(self.each))
+        return sum(run.progress.share if run.progress else 0.0 for run in self.all_runs) / max(1, len(self.all_runs))
 
 
 @dataclass
-class Store:
-    """Looks again whenever it is asked; of a run only at what is new."""
+class RunIndex:
+    """Finds and reads the runs on each request, but of each trace only new rows."""
 
     root: Path
-    _followers: dict[Path, tuple[Follower, str, int]] = field(default_factory=dict)
-    _ended: dict[Path, tuple[float, Look]] = field(default_factory=dict)  # by when the model was written
+    _followers: dict[Path, tuple[RunFollower, str, int]] = field(default_factory=dict)
+    # finished runs, with the modification time of their model
+    _ended: dict[Path, tuple[float, RunProgress]] = field(default_factory=dict)
 
-    def entries(self) -> list[Entry]:
-        """Newest first."""
-        found = sorted(_below(self.root, DEEP), key=_changed, reverse=True)
-        return [self._entry(folder) for folder in found]
+    def entries(self) -> list[RunEntry]:
+        """Return all entries, newest first."""
+        folders = sorted(_find_folders(self.root, MAX_DEPTH), key=_last_change, reverse=True)
+        return [self._entry(folder) for folder in folders]
 
-    def known(self) -> dict[str, Entry]:
-        """Whatever can be asked for, by name: a name that is not here is nothing."""
-        top = self.entries()
-        return {entry.name: entry for entry in [*top, *(run for each in top for run in each.runs or ())]}
+    def known(self) -> dict[str, RunEntry]:
+        """Return all entries by name, including the runs of comparisons."""
+        entries = self.entries()
+        return {entry.name: entry for entry in [*entries, *(run for each in entries for run in each.runs or ())]}
 
     def _name(self, folder: Path) -> str:
         return folder.relative_to(self.root).as_posix()
 
-    def _entry(self, folder: Path) -> Entry:
+    def _entry(self, folder: Path) -> RunEntry:
         if not (folder / MANIFEST).is_file():
             return self._run(folder)
         name = self._name(folder)
         try:
             layout = Comparison(folder).layout()
         except OffbeatError as error:
-            return Entry(name, folder, [], wrong=str(error))
-        return Entry(name, folder, [self._run(folder / e["folder"], e["strategy"]) for e in layout])
+            return RunEntry(name, folder, [], error=str(error))
+        return RunEntry(name, folder, [self._run(folder / e["folder"], e["strategy"]) for e in layout])
 
-    def _run(self, folder: Path, label: str = "") -> Entry:
+    def _run(self, folder: Path, label: str = "") -> RunEntry:
         name = self._name(folder)
         try:
             if folder not in self._followers:
                 run = Run(folder)
                 experiment = run.experiment()
-                self._followers[folder] = Follower(run), strategy_name(experiment), experiment.seed
+                self._followers[folder] = RunFollower(run), strategy_name(experiment), experiment.seed
             follower, strategy, seed = self._followers[folder]
-            return Entry(name, folder, None, label or strategy, seed, self._look(folder, follower))
+            return RunEntry(name, folder, None, label or strategy, seed, self._read_progress(folder, follower))
         except (OffbeatError, OSError) as error:
             self._followers.pop(folder, None)
-            return Entry(name, folder, None, label, wrong=str(error))
+            return RunEntry(name, folder, None, label, error=str(error))
 
-    def _look(self, folder: Path, follower: Follower) -> Look:
-        written = _time(follower.run.model_file)
-        kept = self._ended.get(folder)
-        if kept is not None and kept[0] == written:
-            return kept[1]
-        look = follower.look()
-        if look.state == "ended":
-            self._ended[folder] = written, look
-        return look
+    def _read_progress(self, folder: Path, follower: RunFollower) -> RunProgress:
+        written = _modified(follower.run.model_file)
+        cached = self._ended.get(folder)
+        if cached is not None and cached[0] == written:
+            return cached[1]
+        progress = follower.read_progress()
+        if progress.state == "ended":
+            self._ended[folder] = written, progress
+        return progress
 
 
-def _below(folder: Path, deep: int) -> Iterator[Path]:
-    """Runs and comparisons; no link is followed, and what lies in one is its own."""
-    if any((folder / part).is_file() for part in PARTS):
+def _find_folders(folder: Path, depth: int) -> Iterator[Path]:
+    """Yield the folders of runs and comparisons, without following links or descending into them."""
+    if any((folder / marker).is_file() for marker in RESULT_MARKERS):
         yield folder
         return
     try:
-        inside = sorted(folder.iterdir()) if deep else []
+        paths = sorted(folder.iterdir()) if depth else []
     except OSError:
         return
-    for path in inside:
+    for path in paths:
         if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
-            yield from _below(path, deep - 1)
+            yield from _find_folders(path, depth - 1)
 
 
-def _changed(folder: Path) -> float:
-    return max(map(_time, (folder, folder / "run.sqlite", folder / "lock")))
+def _last_change(folder: Path) -> float:
+    return max(map(_modified, (folder, folder / "run.sqlite", folder / "lock")))
 
 
-def _time(path: Path) -> float:
+def _modified(path: Path) -> float:
     try:
         return path.stat().st_mtime
     except OSError:

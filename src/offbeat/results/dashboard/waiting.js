@@ -1,4 +1,4 @@
-// There is nothing to draw yet: asks now and then whether there is.
+// Polls until there is something to draw.
 const waiting = JSON.parse(document.getElementById('numbers').textContent);
 
 async function ask() {
@@ -8,7 +8,7 @@ async function ask() {
     if (answer.status === 200) return location.reload();
     heard.textContent = '';
   } catch {
-    heard.textContent = 'The dashboard does not answer any more.';
+    heard.textContent = 'The dashboard no longer responds.';
   }
   setTimeout(ask, 2000);
 }

@@ -1,67 +1,95 @@
-"""What all figures share: widths, letters, names, and how they are written."""
+"""Sizes, fonts, line styles and file formats that all figures share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from io import BytesIO
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from offbeat.experiment.partition_heatmap import format_of, save_figure
-from offbeat.results.series import Series
+from offbeat.core.errors import ConfigError
+from offbeat.engine.checkpoint import write_atomically
+from offbeat.results.series import FigureSeries
 
-COLUMN, PAGE = 3.4, 7.0  # inches: a column of two, and both
-SMALLEST = 7.0  # points
-LONGEST = 28  # letters of a name that are printed
-LINES = {"solid": "-", "dashed": (0, (5, 2)), "dotted": (0, (1.2, 1.6)), "dashdot": (0, (6, 2, 1.2, 2))}
-LOOK: dict[str, Any] = {
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+# supported formats, each with the metadata that keeps the current time out of the file: equal figures are equal files
+UNDATED_METADATA: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}, "png": {}}
+COLUMN_WIDTH, PAGE_WIDTH = 3.4, 7.0  # inches, of a two-column paper
+MIN_FONT_SIZE = 7.0  # points
+MAX_NAME_LENGTH = 28  # letters of a method's name in a legend
+LINE_STYLES: dict[str, Any] = {
+    "solid": "-",
+    "dashed": (0, (5, 2)),
+    "dotted": (0, (1.2, 1.6)),
+    "dashdot": (0, (6, 2, 1.2, 2)),
+}
+RC_PARAMS: dict[str, Any] = {
     "font.size": 8.0,
     "axes.labelsize": 8.0,
     "axes.titlesize": 8.0,
-    "xtick.labelsize": SMALLEST,
-    "ytick.labelsize": SMALLEST,
-    "legend.fontsize": SMALLEST,
+    "xtick.labelsize": MIN_FONT_SIZE,
+    "ytick.labelsize": MIN_FONT_SIZE,
+    "legend.fontsize": MIN_FONT_SIZE,
     "axes.linewidth": 0.6,
     "xtick.major.width": 0.6,
     "ytick.major.width": 0.6,
     "lines.linewidth": 1.3,
     "axes.spines.top": False,
     "axes.spines.right": False,
-    "pdf.fonttype": 42,  # letters that publishers' tools can read
-    "svg.hashsalt": "offbeat",  # the same figure is the same file
+    "pdf.fonttype": 42,  # TrueType: publishers' tools reject Type 3 fonts
+    "svg.hashsalt": "offbeat",  # makes SVG files reproducible
 }
 
 
-def new(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Figure:
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
     return Figure(figsize=(width, height), layout="constrained")
 
 
-def print_to(path: Path, draw: Callable[[], Any]) -> None:
-    """Whole or not at all; the ending of the path says which format."""
+def print_figure(path: Path, draw: Callable[[], Figure]) -> None:
+    """Draw a figure in the shared style and write it at print resolution."""
     import matplotlib
 
-    format_of(path)  # before anything is drawn
-    with matplotlib.rc_context(LOOK):  # type: ignore[arg-type,unused-ignore]
-        save_figure(draw(), path, dpi=200)
+    figure_format(path)  # refuses an unknown format before anything is drawn
+    with matplotlib.rc_context(RC_PARAMS):  # type: ignore[arg-type,unused-ignore]
+        write_figure(draw(), path, dpi=200)
 
 
-def plain(text: str, longest: int | None = None) -> str:
-    """A name is not a formula, and a very long one is cut."""
-    cut = text if longest is None or len(text) <= longest else text[: longest - 1] + "…"
-    return cut.replace("$", r"\$")
+def write_figure(figure: Figure, path: Path, dpi: float = 130) -> None:
+    """Write a figure atomically; the suffix of the path selects the format."""
+    file_format = figure_format(path)
+    buffer = BytesIO()
+    figure.savefig(buffer, dpi=dpi, format=file_format, metadata=UNDATED_METADATA[file_format])
+    write_atomically(path, buffer.getvalue())
 
 
-def columns(series: Series, width: float) -> int:
-    """How many names fit beside each other in a legend."""
-    longest = max(min(len(method.name), LONGEST) for method in series.methods)
-    letter = 0.55 * SMALLEST / 72  # inches
+def figure_format(path: Path) -> str:
+    suffix = path.suffix.removeprefix(".").lower()
+    if suffix not in UNDATED_METADATA:
+        raise ConfigError(f"{path}: a figure's file name must end in .pdf, .svg or .png")
+    return suffix
+
+
+def escape_text(text: str, max_length: int | None = None) -> str:
+    """Shorten a name and escape `$`, which would start a formula."""
+    short = text if max_length is None or len(text) <= max_length else text[: max_length - 1] + "…"
+    return short.replace("$", r"\$")
+
+
+def legend_columns(series: FigureSeries, width: float) -> int:
+    """Return the number of legend entries per row that fit into `width` inches."""
+    longest = max(min(len(method.name), MAX_NAME_LENGTH) for method in series.methods)
+    letter_width = 0.55 * MIN_FONT_SIZE / 72  # inches
     count = len(series.methods)
-    most = max(1, min(count, int(width / ((longest + 8) * letter))))
-    return -(-count // -(-count // most))  # as many rows, evenly filled
+    columns = max(1, min(count, int(width / ((longest + 8) * letter_width))))
+    rows = -(-count // columns)
+    return -(-count // rows)  # fills the rows evenly
 
 
-def height_of(series: Series, width: float) -> float:
-    """Inches that a legend takes."""
-    rows = -(-len(series.methods) // columns(series, width))
-    return 0.1 + rows * 1.5 * SMALLEST / 72
+def legend_height(series: FigureSeries, width: float) -> float:
+    """Return the height of the legend in inches."""
+    rows = -(-len(series.methods) // legend_columns(series, width))
+    return 0.1 + rows * 1.5 * MIN_FONT_SIZE / 72

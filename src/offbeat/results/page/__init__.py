@@ -1,7 +1,7 @@
-"""One self-contained HTML page of a comparison or a run: no server, no network, nothing to install.
+"""Self-contained HTML page of a comparison or a run, which needs no server and no network.
 
-What is written in words and tables stands in the page itself; what is drawn is drawn by the scripts of this folder from
-the numbers in it. A policy in its head lets a browser run these scripts and nothing else, and load nothing.
+Texts and tables are HTML. The scripts of this folder draw the figures from numbers embedded as JSON. A content security
+policy allows only these scripts and forbids loading anything.
 """
 
 from __future__ import annotations
@@ -14,78 +14,76 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from offbeat.engine.checkpoint import write_whole
-from offbeat.experiment.partition_heatmap import Held
+from offbeat.engine.checkpoint import write_atomically
+from offbeat.experiment.data_assignment import ClassCounts
 from offbeat.metrics.trace_summary import without_nan
 from offbeat.results.page import page_data, page_text
-from offbeat.results.series import Series
+from offbeat.results.series import FigureSeries
 
-HERE = Path(__file__).parent
+PAGE_FOLDER = Path(__file__).parent
 SCRIPTS = ("base.js", "curves.js", "staleness.js", "timeline.js", "grids.js", "main.js")
 
-Table = list[list[str]]  # headings first
+TableCells = list[list[str]]  # headings first
 
 
 @dataclass(frozen=True)
-class Content:
-    """What a page tells beside what is drawn."""
+class PageContent:
+    """The tables and texts of a page."""
 
-    doubts: Sequence[str] = ()
-    tables: Sequence[Table] = ()  # of means over seeds
-    by_seed: Table | None = None
-    reference: str | None = None  # whom speed-ups are against
+    caveats: Sequence[str] = ()
+    tables: Sequence[TableCells] = ()  # means over seeds
+    by_run: TableCells | None = None
+    reference: str | None = None  # method that others are compared with
     data: str | None = None
-    held: Held | None = None
+    class_counts: ClassCounts | None = None
 
 
-def save(series: Series, content: Content, path: Path) -> None:
-    write_whole(path, render(series, content).encode(errors="replace"))  # a name may hold half a character
+def save_page(series: FigureSeries, content: PageContent, path: Path) -> None:
+    write_atomically(path, render_page(series, content).encode(errors="replace"))  # a name may contain a lone surrogate
 
 
-def render(series: Series, content: Content, top: str = "", more: Sequence[Path] = ()) -> str:
-    """`top` is HTML above it all, `more` scripts that go on where the page's end: a page that is served has both, and
-    may ask its server.
-    """
-    return document(
+def render_page(series: FigureSeries, content: PageContent, top: str = "", more: Sequence[Path] = ()) -> str:
+    """Render a page; `top` is HTML above it, `more` are scripts that may send requests to the page's own server."""
+    return html_document(
         series.title,
-        f"{top}\n{page_text.body(series, content)}",
-        [*(HERE / name for name in SCRIPTS), *more],
-        in_json(page_data.of(series, content.held)),
-        page_text.colours(series),
-        asks=bool(more),
+        f"{top}\n{page_text.page_body(series, content)}",
+        [*(PAGE_FOLDER / name for name in SCRIPTS), *more],
+        compact_json(page_data.page_numbers(series, content.class_counts)),
+        page_text.colour_variables(series),
+        connects=bool(more),
     )
 
 
-def document(
-    title: str, body: str, scripts: Sequence[Path], data: str = "null", style: str = "", asks: bool = False
+def html_document(
+    title: str, body: str, scripts: Sequence[Path], data: str = "null", style: str = "", connects: bool = False
 ) -> str:
-    """A whole page, in the style of all of them, with scripts and the numbers they draw."""
+    """Return an HTML document with the shared style, its scripts and their numbers."""
     script = "(() => {\n'use strict';\n" + "".join(path.read_text() for path in scripts) + "})();"
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_policy(script, asks)}">
+<meta http-equiv="Content-Security-Policy" content="{_content_security_policy(script, connects)}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{escape(title)}</title>
-<style>{(HERE / "style.css").read_text()}{style}</style></head>
+<style>{(PAGE_FOLDER / "style.css").read_text()}{style}</style></head>
 <body>
 {body}
-<script type="application/json" id="numbers">{inert(data)}</script>
+<script type="application/json" id="numbers">{escape_json(data)}</script>
 <script>{script}</script>
 </body></html>
 """
 
 
-def in_json(value: object) -> str:
+def compact_json(value: object) -> str:
     return json.dumps(without_nan(value), separators=(",", ":"), allow_nan=False)
 
 
-def _policy(script: str, asks: bool) -> str:
+def _content_security_policy(script: str, connects: bool) -> str:
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    server = " connect-src 'self';" if asks else ""
+    server = " connect-src 'self';" if connects else ""
     return f"default-src 'none';{server} style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
 
 
-def inert(data: str) -> str:
-    """JSON that cannot end the element it stands in, whatever names it holds."""
+def escape_json(data: str) -> str:
+    """Escape JSON so that no name in it can end the script element."""
     return data.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")

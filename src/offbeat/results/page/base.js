@@ -1,4 +1,4 @@
-// What all figures share: elements, axes, controls. Text is only ever set as text.
+// Elements, axes and controls of all figures. Text is only set as textContent, never as HTML.
 const numbers = JSON.parse(document.getElementById('numbers').textContent);
 const SVG = 'http://www.w3.org/2000/svg';
 const DASHES = { solid: '', dashed: '7 3', dotted: '1.5 3', dashdot: '8 3 1.5 3' };
@@ -14,7 +14,7 @@ function make(parent, tag, attributes = {}, text = null) {
 
 const figures = [];
 
-// A figure is drawn as wide as there is room, and again when that changes, so that letters keep their size.
+// Draws a figure at the available width, and again when the width changes, so that the font size stays constant.
 function figure(name, draw) {
   const frame = document.getElementById(`f-${name}`);
   if (!frame) return null;
@@ -51,7 +51,7 @@ function button(parent, text, label, pressed) {
   return made;
 }
 
-// Round numbers between two, about so many.
+// About `about` round numbers between low and high.
 function ticks(low, high, about) {
   const rough = (high - low) / Math.max(1, about);
   if (!(rough > 0)) return [low];
@@ -69,7 +69,7 @@ function short(value) {
   return String(+value.toPrecision(size >= 1000 ? 4 : 3));
 }
 
-// With as many digits as its neighbours.
+// Three decimals, so that neighbouring values have the same number of digits.
 function even(value) {
   return value !== null && Math.abs(value) < 10 ? value.toFixed(3) : short(value);
 }
@@ -78,11 +78,11 @@ function cut(text, letters) {
   return text.length > letters ? `${text.slice(0, letters - 1)}…` : text;
 }
 
-// The same as numbers, for those who do not see it or want to copy it.
+// The figure's numbers as a table, for screen readers and for copying.
 function asNumbers(made, headings, rows) {
   made.frame.querySelector('details')?.remove();
   const details = make(made.frame, 'details');
-  make(details, 'summary', {}, 'as numbers');
+  make(details, 'summary', {}, 'show numbers');
   details.addEventListener('toggle', () => {
     if (!details.open || details.querySelector('table')) return;
     const table = make(make(details, 'div', { class: 'wide', tabindex: 0 }), 'table');

@@ -96,7 +96,7 @@ function drawMethod(area, method, i, band, x, y) {
   make(area, 'path', { ...look, d: pathOf(band.map((p) => [p.x, p.mean]), x, y) });
 }
 
-// What each method has at the cursor, or at the end.
+// Shows each method's value at the cursor, or at the end.
 function readout(at, bands, shown) {
   curves.legend.forEach((entry) => { entry.value.textContent = ''; });
   shown.forEach(({ i }, n) => {
@@ -176,15 +176,15 @@ function legendOf(made) {
 
 function startCurves() {
   if (!numbers.metrics.length) {
-    document.getElementById('f-curves').textContent = 'Nothing was measured yet.';
+    document.getElementById('f-curves').textContent = 'There are no measurements yet.';
     return;
   }
   const made = figure('curves', drawCurves);
   const change = (name) => (value) => { curves[name] = value; if (name === 'against') { curves.range = curves.cursor = null; } made.redraw(); };
   choice(made, 'against', AGAINST, curves.against, change('against'));
   if (numbers.metrics.length > 1) choice(made, 'metric', numbers.metrics.map(({ name }) => [name, name]), curves.metric, change('metric'));
-  choice(made, 'axis', [['', 'after the early rise'], ['all', 'all of it']], '', (value) => change('whole')(value === 'all'));
-  if (numbers.methods.some((method) => method.seeds.length > 1)) choice(made, 'seeds', [['', 'mean and band'], ['each', 'each']], '', (value) => change('each')(value === 'each'));
+  choice(made, 'axis', [['', 'without the start'], ['all', 'all values']], '', (value) => change('whole')(value === 'all'));
+  if (numbers.methods.some((method) => method.seeds.length > 1)) choice(made, 'seeds', [['', 'mean and band'], ['each', 'each seed']], '', (value) => change('each')(value === 'each'));
   button(made.controls, '+', 'zoom in', () => zoomBy(made, 0.5));
   button(made.controls, '−', 'zoom out', () => zoomBy(made, 2));
   button(made.controls, 'show all', 'show the whole run', () => zoomTo(made, null));

@@ -1,7 +1,7 @@
-// Tables of numbers as colours: who contributes, who holds what.
+// Heat maps: contributions of clients and distribution of data.
 const STEPS = 8; // shades on each side
 
-// From white to full: counts. Or two colours that meet where a number is 1: ratios.
+// amount: white to full colour; ratio: two colours that meet at 1; metric: minimum to maximum.
 const SHADES = {
   amount: (values) => {
     const most = Math.max(1e-12, ...values);
@@ -47,7 +47,7 @@ function drawGrid(table, kind, down, across) {
     paths.forEach((d, shade) => { if (shade) make(svg, 'path', { d, style: fill(shade) }); });
     if (cell >= 36 && each >= 14) table.values.forEach((row, r) => row.forEach((value, c) => {
       const strong = value === null ? 0 : Math.abs(scale.shade(value)) / STEPS;
-      const look = strong > 0.85 ? 'cell full' : strong > 0.5 ? 'cell half' : 'cell'; // letters that can be read on it
+      const look = strong > 0.85 ? 'cell full' : strong > 0.5 ? 'cell half' : 'cell'; // readable text colour
       make(svg, 'text', { class: look, x: left + (c + 0.5) * cell, y: head + (r + 0.5) * each + 4, 'text-anchor': 'middle' }, scale.text(value));
     }));
     if (named) table.rows.forEach((name, r) => make(svg, 'text', { class: 'small', x: left - 6, y: head + (r + 0.5) * each + 4, 'text-anchor': 'end' }, cut(name, letters)));

@@ -1,128 +1,132 @@
-"""The numbers that a page draws, small enough for a page: what can be told by a digit is a digit."""
+"""The numbers that the scripts of a page draw, in a compact form: activity levels are single digits."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import asdict
 from math import isfinite
-from typing import Any
 
 import numpy as np
 
-from offbeat.experiment.partition_heatmap import Held, columns
-from offbeat.metrics.quantiles import spread
-from offbeat.results.series import SHOWN, Method, Series, axis
-from offbeat.results.timelines import Floats, Lanes, some
+from offbeat.experiment.data_assignment import ClassCounts
+from offbeat.metrics.seed_statistics import quantiles_of_counts
+from offbeat.results.series import MAX_SHOWN_CLIENTS, FigureSeries, MethodRuns, metric_axis_limits
+from offbeat.results.timelines import ClientLanes, Floats, sample_clients
 
 
-def of(series: Series, held: Held | None) -> dict[str, Any]:
-    metrics = list(dict.fromkeys(name for m in series.methods for c in m.courses for name in c.values))
+def page_numbers(series: FigureSeries, class_counts: ClassCounts | None) -> dict[str, object]:
+    metrics = list(dict.fromkeys(name for m in series.methods for c in m.curves for name in c.values))
     metrics.sort(key=lambda name: name != series.metric)
     target = series.target
     return {
         "metric": series.metric,
         "clock": series.clock,
-        "metrics": [{"name": name, "axis": axis(series, name)} for name in metrics],
+        "metrics": [{"name": name, "axis": metric_axis_limits(series, name)} for name in metrics],
         "target": None if target is None else {"metric": target.metric, "value": target.value, "text": str(target)},
-        "methods": [_method(series, method, metrics) for method in series.methods],
+        "methods": [_method_numbers(series, method, metrics) for method in series.methods],
         "clients": len(series.clients),
-        "heard": _heard(series),
-        "own": _own(series),
-        "classes": None if held is None else _classes(series, held),
-        "held": None if held is None else _held(series, held),
+        "heard": _updates_by_client(series),
+        "own": _metric_by_client(series),
+        "classes": None if class_counts is None else _updates_by_class(series, class_counts),
+        "held": None if class_counts is None else _examples_by_class(series, class_counts),
     }
 
 
-def _method(series: Series, method: Method, metrics: Iterable[str]) -> dict[str, Any]:
+def _method_numbers(series: FigureSeries, method: MethodRuns, metrics: Iterable[str]) -> dict[str, object]:
+    quantiles = quantiles_of_counts(method.staleness)
     return {
         "name": method.name,
         "dash": method.style.dash,
         "seeds": method.seeds,
-        "against": {what: _each(method.stacked(what)) for what in ("seconds", "updates", "moved")},
-        "values": {name: _each(method.stacked(name)) for name in metrics},
-        "staleness": None if (found := spread(method.staleness)) is None else asdict(found),
-        "lanes": _lanes(series, method.lanes),
+        "against": {axis: _rounded_rows(method.stacked(axis)) for axis in ("seconds", "updates", "moved")},
+        "values": {name: _rounded_rows(method.stacked(name)) for name in metrics},
+        "staleness": None if quantiles is None else asdict(quantiles),
+        "lanes": _lane_digits(series, method.lanes),
     }
 
 
-def _lanes(series: Series, lanes: Lanes) -> dict[str, Any]:
+def _lane_digits(series: FigureSeries, lanes: ClientLanes) -> dict[str, object]:
     layers = {
         "work": _digits(lanes.work * 9),
         "arrived": _digits(lanes.arrived),
         "away": _digits(lanes.away * 9),
-        "in_vain": _digits(lanes.in_vain),
+        "failed": _digits(lanes.failed),
     }
-    drawn = {name: rows for name, rows in layers.items() if any(row.strip("0") for row in rows)}
-    return {"clients": [series.name(client) for client in lanes.clients], "end": lanes.end, **drawn}
+    nonempty = {name: rows for name, rows in layers.items() if any(row.strip("0") for row in rows)}
+    return {"clients": [series.client_name(client) for client in lanes.clients], "end": lanes.end, **nonempty}
 
 
 def _digits(values: Floats) -> list[str]:
-    """A digit a bin, 9 for more; what is there at all is at least 1."""
+    """Round to one digit per bin, at most 9, and at least 1 for values above zero."""
     rounded = np.clip(np.round(values), (values > 1e-6).astype(float), 9).astype(int)
     return ["".join(map(str, row)) for row in rounded.tolist()]
 
 
-def _heard(series: Series) -> dict[str, Any] | None:
-    """How often each client's updates counted, against all being heard equally often."""
-    methods = [m for m in series.methods if not m.pooled and m.heard[0]]
-    clients = some(series.clients, SHOWN)
+def _grid(rows: list[str], columns: list[str], values: list[list[float | None]]) -> dict[str, object]:
+    return {"rows": rows, "columns": columns, "values": values}
+
+
+def _updates_by_client(series: FigureSeries) -> dict[str, object] | None:
+    """Return each client's accepted updates relative to equal numbers for all clients."""
+    methods = [m for m in series.methods if not m.pooled and m.accepted[0]]
+    clients = sample_clients(series.clients, MAX_SHOWN_CLIENTS)
     if not methods or len(series.clients) < 2:
         return None
-    rows = [
-        [_ratio(m.heard[0].get(c, 0) * len(series.clients), sum(m.heard[0].values())) for m in methods] for c in clients
-    ]
-    return {"rows": [series.name(c) for c in clients], "columns": [m.name for m in methods], "values": rows}
+    count = len(series.clients)
+    rows = [[_ratio(m.accepted[0].get(c, 0) * count, sum(m.accepted[0].values())) for m in methods] for c in clients]
+    return _grid([series.client_name(c) for c in clients], [m.name for m in methods], rows)
 
 
-def _own(series: Series) -> dict[str, Any] | None:
-    """The metric of each client on its own examples, at the end: of the first seed, for each has a world of its own."""
+def _metric_by_client(series: FigureSeries) -> dict[str, object] | None:
+    """Return the final metric of each client on its own examples, for the first seed: each seed has its own world."""
     methods = [m for m in series.methods if not m.pooled and m.summaries[0].by_client]
-    known = {client for m in methods for client in m.summaries[0].by_client}
-    clients = some([client for client in series.clients if client in known], SHOWN)
+    evaluated = {client for m in methods for client in m.summaries[0].by_client}
+    clients = sample_clients([client for client in series.clients if client in evaluated], MAX_SHOWN_CLIENTS)
     if not clients:
         return None
-    rows = [[_finite(m.summaries[0].by_client.get(c)) for m in methods] for c in clients]
-    return {"rows": [series.name(c) for c in clients], "columns": [m.name for m in methods], "values": rows}
+    rows = [[_rounded(m.summaries[0].by_client.get(c)) for m in methods] for c in clients]
+    return _grid([series.client_name(c) for c in clients], [m.name for m in methods], rows)
 
 
-def _classes(series: Series, held: Held) -> dict[str, Any] | None:
-    """How often each class was learned from, against all clients being heard equally often."""
-    if held.counts.shape[1] < 2:
+def _updates_by_class(series: FigureSeries, class_counts: ClassCounts) -> dict[str, object] | None:
+    """Return how often each class contributed relative to equal numbers of updates for all clients."""
+    if class_counts.counts.shape[1] < 2:
         return None
-    counts = held.counts.double().numpy()
+    counts = class_counts.counts.double().numpy()
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)  # clients × classes
-    equally = shares.sum(0) / len(shares)
-    methods = [m for m in series.methods if not m.pooled and any(m.heard[0].get(c) for c in held.clients)]
-    rows = []
+    equal_shares = shares.sum(0) / len(shares)
+    clients = class_counts.clients
+    methods = [m for m in series.methods if not m.pooled and any(m.accepted[0].get(c) for c in clients)]
+    columns = []
     for method in methods:
-        weights = np.array([method.heard[0].get(client, 0) for client in held.clients], dtype=float)
-        found = weights @ shares / weights.sum()
-        rows.append([_ratio(a, b) for a, b in zip(found, equally, strict=True)])
-    if not rows:
+        weights = np.array([method.accepted[0].get(client, 0) for client in clients], dtype=float)
+        method_shares = weights @ shares / weights.sum()
+        columns.append([_ratio(a, b) for a, b in zip(method_shares, equal_shares, strict=True)])
+    if not columns:
         return None
-    turned = [list(column) for column in zip(*rows, strict=True)]
-    return {"rows": columns(held.counts), "columns": [m.name for m in methods], "values": turned}
+    rows = [list(row) for row in zip(*columns, strict=True)]
+    return _grid(class_counts.class_labels(), [m.name for m in methods], rows)
 
 
-def _held(series: Series, held: Held) -> dict[str, Any]:
-    place = {client: row for row, client in enumerate(held.clients)}
-    clients = some([client for client in series.clients if client in place] or list(held.clients), SHOWN)
-    values = [held.counts[place[client]].tolist() for client in clients]
-    return {"rows": [series.name(c) for c in clients], "columns": columns(held.counts), "values": values}
+def _examples_by_class(series: FigureSeries, class_counts: ClassCounts) -> dict[str, object]:
+    row_of = {client: row for row, client in enumerate(class_counts.clients)}
+    known = [client for client in series.clients if client in row_of] or list(class_counts.clients)
+    clients = sample_clients(known, MAX_SHOWN_CLIENTS)
+    values = [class_counts.counts[row_of[client]].tolist() for client in clients]
+    return _grid([series.client_name(c) for c in clients], class_counts.class_labels(), values)
 
 
 def _ratio(part: float, whole: float) -> float | None:
-    return _short(part / whole) if whole else None
+    return _rounded(part / whole) if whole else None
 
 
-def _finite(value: float | None) -> float | None:
-    return None if value is None or not isfinite(value) else _short(value)
+def _rounded_rows(values: Floats) -> list[list[float | None]]:
+    return [[_rounded(value) for value in row] for row in values.tolist()]
 
 
-def _each(values: Floats) -> list[list[float | None]]:
-    return [[_finite(value) for value in row] for row in values.tolist()]
-
-
-def _short(value: float) -> float:
+def _rounded(value: float | None) -> float | None:
+    """Round to five digits, because pages should be small."""
+    if value is None or not isfinite(value):
+        return None
     rounded = float(f"{value:.5g}")
     return int(rounded) if rounded.is_integer() and abs(rounded) < 1e15 else rounded

@@ -1,86 +1,91 @@
-"""The part of a page that is words and tables: all of it escaped, for names come from anywhere."""
+"""HTML of the texts and tables of a page; all names are escaped because they are user input."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from offbeat.core.errors import OffbeatError
-from offbeat.experiment import checksummed_json
+from offbeat.experiment.run import checksums
 from offbeat.experiment.spec import experiment_files
-from offbeat.experiment.spec.serialization import to_plain
-from offbeat.results.series import EARLY, Series
+from offbeat.experiment.spec.serialization import to_values
+from offbeat.results.series import EARLY_SHARE, FigureSeries
 
 if TYPE_CHECKING:
-    from offbeat.results.page import Content, Table
+    from offbeat.results.page import PageContent, TableCells
 
-PER_METHOD = ("strategy", "seed")  # of an experiment: what differs in every comparison; in a sweep more does
-Section = tuple[str, str, str]  # id, heading, what is in it
+METHOD_KEYS = ("strategy", "seed")  # settings that always belong to a method; in a sweep others differ too
+Section = tuple[str, str, str]  # id, heading, HTML
 LEGEND = """<ul class="key"><li><i class="work"></i>at work</li><li><i class="arrived"></i>an update arrived</li>
 <li><i class="idle"></i>waiting</li><li><i class="away"></i>away</li>
-<li><i class="vain"></i>lost, refused or rejected</li></ul>"""
+<li><i class="failed"></i>lost, refused or rejected</li></ul>"""
+STALENESS_NOTE = "Line: 5 % to 95 % of updates; box: 25 % to 75 %; bar: median; ring: mean; cross: maximum."
+TIMELINE_NOTE = "The whole run of the first seed."
+UPDATES_NOTE = (
+    "Accepted updates of each client, fastest on top, for the first seed. 1× means an equal share for everyone."
+)
+CLASSES_NOTE = """The same by class: a client's updates count for the classes of its data. The weights that methods give
+to updates are not included."""
+METRIC_NOTE = "The final model evaluated on each client's own examples, for the first seed."
+EXAMPLES_NOTE = "Training examples for the first seed; clients from the fastest to the slowest."
+NO_CAVEATS = "No caveats: there are several seeds, every client contributed, and every run ended as planned."
 
 
-def colours(series: Series) -> str:
-    """Of each method, on white and on dark."""
+def colour_variables(series: FigureSeries) -> str:
+    """Return CSS variables with each method's colour on white and on dark backgrounds."""
     light = "".join(f"--m{i}:{m.style.colour};" for i, m in enumerate(series.methods))
     dark = "".join(f"--m{i}:{m.style.dark};" for i, m in enumerate(series.methods))
     return f":root{{{light}}}\n@media screen and (prefers-color-scheme: dark){{:root{{{dark}}}}}\n"
 
 
-def body(series: Series, content: Content) -> str:
+def page_body(series: FigureSeries, content: PageContent) -> str:
     sections = [section for section in _sections(series, content) if section[2]]
     links = "".join(f'<li><a href="#{name}">{heading}</a></li>' for name, heading, _ in sections)
-    shown = "".join(
-        f'<section id="{name}" aria-labelledby="h-{name}"><h2 id="h-{name}">{heading}</h2>\n{inside}</section>\n'
-        for name, heading, inside in sections
+    main = "".join(
+        f'<section id="{name}" aria-labelledby="h-{name}"><h2 id="h-{name}">{heading}</h2>\n{html}</section>\n'
+        for name, heading, html in sections
     )
     data = f'<p class="note">Data: {escape(content.data)}</p>' if content.data else ""
     return f"""<header><h1>{escape(series.title)}</h1>{data}
 <nav aria-label="On this page"><ul>{links}</ul></nav></header>
 <main>
-<noscript><p class="doubt">Figures need JavaScript; tables and settings do not.</p></noscript>
-{shown}</main>"""
+<noscript><p class="caveat">Figures need JavaScript; tables and settings do not.</p></noscript>
+{main}</main>"""
 
 
-def _sections(series: Series, content: Content) -> list[Section]:
-    many = len(series.methods) > 1
+def _sections(series: FigureSeries, content: PageContent) -> list[Section]:
+    contributions = [
+        _figure("heard", "Updates by client", UPDATES_NOTE),
+        _figure("classes", "Updates by class", CLASSES_NOTE),
+        _figure("own", f"{series.metric} by client", METRIC_NOTE),
+    ]
     return [
-        ("doubts", "What is not to be trusted", _doubts(content.doubts)),
+        ("caveats", "Caveats", _caveats(content.caveats)),
         ("results", "Results", _results(content)),
-        ("curves", "Curves", _figure("curves", f"{series.metric} against {series.clock}", _curves_note(series))),
-        ("staleness", "How old updates are", _figure("staleness", "Staleness of updates, a row a method", STALENESS)),
-        ("timeline", "Who trained when", LEGEND + _figure("timeline", "A lane a client, fastest on top", TIMELINE)),
-        ("contribution", "Who contributes", _figure("heard", "Updates by client", HEARD)
-         + _figure("classes", "Updates by class", CLASSES) + _figure("own", f"{series.metric} by client", OWN)),
-        ("held", "Who holds what", _figure("held", "Examples by client and class", HELD)),
-        ("seeds", "Every seed", _table(content.by_seed) if content.by_seed else ""),
-        ("settings", "Settings", _settings(series, many)),
-        ("made", "Versions and commands", _made(series)),
-    ]  # fmt: skip
+        ("curves", "Curves", _figure("curves", f"{series.metric} over {series.clock}", _curves_note(series))),
+        ("staleness", "Staleness", _figure("staleness", "Staleness of updates by method", STALENESS_NOTE)),
+        (
+            "timeline",
+            "Client activity",
+            LEGEND + _figure("timeline", "Activity by client, fastest on top", TIMELINE_NOTE),
+        ),
+        ("contribution", "Contributions of clients", "".join(contributions)),
+        ("held", "Data distribution", _figure("held", "Examples by client and class", EXAMPLES_NOTE)),
+        ("seeds", "All runs", _table(content.by_run) if content.by_run else ""),
+        ("settings", "Settings", _settings(series)),
+        ("made", "Versions and commands", _versions_and_commands(series)),
+    ]
 
 
-STALENESS = "Line: 5 % to 95 % of updates; box: the middle half; bar: median; ring: mean; cross: the largest."
-TIMELINE = "The run of the first seed, from its beginning to its end."
-HEARD = """Accepted updates of each client with the first seed, fastest on top; 1× is what all would have if all were
-heard equally often."""
-CLASSES = """The same by class: the updates of a client count for the classes it holds. How a method weighs an update is
-not in it."""
-OWN = "Of the final model on each client's own examples, in the world of the first seed."
-HELD = "Training examples in the world of the first seed; clients from the fastest to the slowest."
-FINE = (
-    """Nothing was found that speaks against these numbers: several seeds, every client heard, every run to its end."""
-)
-
-
-def _curves_note(series: Series) -> str:
-    worst, side = ("lowest", "begins at") if series.higher else ("highest", "ends at")
+def _curves_note(series: FigureSeries) -> str:
+    worst, side = ("lowest", "starts at") if series.higher else ("highest", "ends at")
     return (
-        f"Mean over seeds, band from lowest to highest. The axis {side} the {worst} mean that any method has after "
-        f"{EARLY:.0%} of the run; what came before is cut off. Drag to zoom; with the keyboard arrows move the cursor, "
-        "+ and − zoom, 0 shows all."
+        f"Mean over seeds, band from minimum to maximum. The axis {side} the {worst} mean of any method after "
+        f"{EARLY_SHARE:.0%} of the run; earlier values beyond it are cut off. Drag to zoom. Keyboard: arrows move the "
+        "cursor, + and − zoom, 0 shows all."
     )
 
 
@@ -91,95 +96,95 @@ def _figure(name: str, label: str, note: str) -> str:
     )
 
 
-def _doubts(doubts: Sequence[str]) -> str:
-    if not doubts:
-        return f'<p class="fine">{FINE}</p>'
-    return '<ul class="doubt">' + "".join(f"<li>{escape(line)}</li>" for line in doubts) + "</ul>"
+def _caveats(caveats: Sequence[str]) -> str:
+    if not caveats:
+        return f'<p class="fine">{NO_CAVEATS}</p>'
+    return '<ul class="caveat">' + "".join(f"<li>{escape(line)}</li>" for line in caveats) + "</ul>"
 
 
-def _results(content: Content) -> str:
-    reference = f", the reference ({escape(content.reference)}) = 1" if content.reference else ""
-    note = f"""<p class="note">↑ more is better, ↓ less. Slowest ¼, active, stragglers: clients by what a job of theirs
-takes, on examples of their own. Relative time: to 95 % of the lowest final value of all{reference}. docs/metrics.md has
-the formulas.</p>"""
+def _results(content: PageContent) -> str:
+    reference = f", relative to {escape(content.reference)}" if content.reference else ""
+    note = f"""<p class="note">↑ higher is better, ↓ lower is better. Slowest ¼, active, stragglers: client groups by
+job duration, each evaluated on its own data. Relative time: time to 95 % of the lowest final value of all
+methods{reference}. docs/metrics.md has the formulas.</p>"""
     return "".join(map(_table, content.tables)) + note if content.tables else ""
 
 
-def _table(rows: Table) -> str:
-    headings = [cell.replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓") for cell in rows[0]]  # not alone on a line
+def _table(rows: TableCells, css_class: str = "") -> str:
+    headings = [cell.replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓") for cell in rows[0]]  # no line break before it
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in headings)
-    body = "".join(f"<tr>{_row(row)}</tr>" for row in rows[1:])
-    return f'<div class="wide" tabindex="0"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>\n'
+    return _wide_table(f"<thead><tr>{head}</tr></thead>", rows[1:], css_class)
+
+
+def _wide_table(head: str, rows: Sequence[Sequence[str]], css_class: str = "") -> str:
+    body = "".join(f"<tr>{_row(row)}</tr>" for row in rows)
+    table = f'<table class="{css_class}">' if css_class else "<table>"
+    return f'<div class="wide" tabindex="0">{table}{head}<tbody>{body}</tbody></table></div>\n'
 
 
 def _row(cells: Sequence[str]) -> str:
     return f'<th scope="row">{escape(cells[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in cells[1:])
 
 
-def _settings(series: Series, many: bool) -> str:
-    """What all share once, what each method has of its own in a line."""
-    each = [to_plain(method.experiments[0]) for method in series.methods]
-    shared = {k: v for k, v in each[0].items() if k not in PER_METHOD and all(other[k] == v for other in each)}
-    own = [["method", "seeds", "settings"]]
-    for method, given in zip(series.methods, each, strict=True):
-        world = {key: value for key, value in given.items() if key not in PER_METHOD and key not in shared}
-        told = [_flow(given["strategy"]), *(f"{key}: {_nested(value)}" for key, value in world.items())]
-        own.append([method.name, ", ".join(map(str, method.seeds)), "; ".join(told)])
-    heading = "<h3>Of the methods</h3>" if many else "<h3>Of the method</h3>"
-    rows = "".join(
-        f'<tr><th scope="row">{escape(key)}</th><td>{escape(_flow(shared[key]))}</td></tr>' for key in shared
+def _settings(series: FigureSeries) -> str:
+    """Return the settings of each method, then those that all methods share."""
+    experiments = [to_values(method.experiments[0]) for method in series.methods]
+    first = experiments[0]
+    shared = {k: v for k, v in first.items() if k not in METHOD_KEYS and all(other[k] == v for other in experiments)}
+    methods = [["method", "seeds", "settings"]]
+    for method, experiment in zip(series.methods, experiments, strict=True):
+        others = {key: value for key, value in experiment.items() if key not in METHOD_KEYS and key not in shared}
+        texts = [_one_line_yaml(experiment["strategy"]), *(f"{key}: {_inline_value(v)}" for key, v in others.items())]
+        methods.append([method.name, ", ".join(map(str, method.seeds)), "; ".join(texts)])
+    heading = "Methods" if len(series.methods) > 1 else "Method"
+    shared_table = _wide_table("", [[key, _one_line_yaml(value)] for key, value in shared.items()], "text")
+    file = escape(experiment_files.to_yaml(series.methods[0].experiments[0]))
+    name = escape(f"{series.methods[0].name}, seed {series.methods[0].seeds[0]}")
+    return (
+        f"<h3>{heading}</h3>{_table(methods, 'text')}<h3>Shared settings</h3>{shared_table}"
+        f"<details><summary>The experiment file of {name}</summary><pre>{file}</pre></details>"
     )
-    listed = f'<div class="wide" tabindex="0"><table class="text"><tbody>{rows}</tbody></table></div>'
-    methods = _table(own).replace("<table>", '<table class="text">', 1)
-    whole = escape(experiment_files.dump(series.methods[0].experiments[0]))
-    file = f"<details><summary>The experiment file of {escape(_which(series))}</summary><pre>{whole}</pre></details>"
-    return f"{heading}{methods}<h3>Of the world they share</h3>{listed}{file}"
 
 
-def _which(series: Series) -> str:
-    return f"{series.methods[0].name}, seed {series.methods[0].seeds[0]}"
+def _one_line_yaml(value: object) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_inline_value(item)}" for key, item in value.items()) or "{}"
+    return _inline_value(value)
 
 
-def _flow(value: Any) -> str:
-    """In one line, as YAML would have it."""
-    if isinstance(value, dict):
-        return ", ".join(f"{key}: {_nested(inside)}" for key, inside in value.items()) or "{}"
-    return _nested(value)
+def _inline_value(value: object) -> str:
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
-def _nested(value: Any) -> str:
-    return str(value) if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
-
-
-def _made(series: Series) -> str:
-    """With what, and the commands that make each run again."""
+def _versions_and_commands(series: FigureSeries) -> str:
     runs = [run for method in series.methods for run in method.runs]
-    environments = [_environment(run.folder / "environment.json") for run in runs]
-    workers = dict.fromkeys(s.worker or "" for m in series.methods for s in m.summaries)
-    lines = [*dict.fromkeys(filter(None, environments)), "computed by " + ", ".join(filter(None, workers))]
-    commands = "".join(_text(run.folder / "command.txt") for run in runs)
-    made = _paragraphs(lines if any(workers) else lines[:-1])
-    return f"{made}<details><summary>Commands that repeat each run</summary><pre>{escape(commands)}</pre></details>"
+    lines = [*dict.fromkeys(filter(None, (_environment(run.folder / "environment.json") for run in runs)))]
+    workers = dict.fromkeys(s.worker for m in series.methods for s in m.summaries if s.worker)
+    if workers:
+        lines.append("computed by " + ", ".join(workers))
+    commands = "".join(_read_text(run.folder / "command.txt") for run in runs)
+    details = f"<details><summary>Commands that repeat each run</summary><pre>{escape(commands)}</pre></details>"
+    return _paragraphs(lines) + details
 
 
 def _paragraphs(lines: Iterable[str]) -> str:
     return "".join(f"<p>{escape(line)}</p>" for line in lines)
 
 
-def _environment(path: Any) -> str:
+def _environment(path: Path) -> str:
     try:
-        stored = checksummed_json.read(path)
+        stored = checksums.read_checksummed(path)
     except (OSError, OffbeatError):
         return ""
     packages = stored.get("packages")
     versions = {**packages} if isinstance(packages, dict) else {}
-    named = [f"{name} {version}" for name, version in {**versions, "Python": stored.get("python")}.items()]
-    return ", ".join([*named, *(str(stored[key]) for key in ("platform", "cpu") if stored.get(key))])
+    parts = [f"{name} {version}" for name, version in {**versions, "Python": stored.get("python")}.items()]
+    return ", ".join([*parts, *(str(stored[key]) for key in ("platform", "cpu") if stored.get(key))])
 
 
-def _text(path: Any) -> str:
+def _read_text(path: Path) -> str:
     try:
-        text: str = path.read_text(errors="replace")
+        text = path.read_text(errors="replace")
     except OSError:
         return ""
     return text if text.endswith("\n") else text + "\n"

@@ -1,4 +1,4 @@
-// How old updates are: a row a method, on an axis of logarithms so that 0 to 3 and 0 to 300 can be read together.
+// Staleness of updates, one row per method, on a logarithmic axis so that small and large values are both readable.
 function drawStaleness(made, width) {
   const rows = numbers.methods.map((method, i) => ({ name: method.name, i, of: method.staleness }));
   const letters = width < 500 ? 14 : 26;
@@ -20,7 +20,7 @@ function drawStaleness(made, width) {
     make(svg, 'text', { x: left - 8, y: y + 4, 'text-anchor': 'end' }, cut(name, letters));
     if (!of) return;
     const line = make(svg, 'g', { class: 'spread', style: colour });
-    make(line, 'title', {}, `${name}: median ${of.median}, mean ${short(of.mean)}, 5 % to 95 %: ${of.low} to ${of.high}, largest ${of.largest}`);
+    make(line, 'title', {}, `${name}: median ${of.median}, mean ${short(of.mean)}, 5 % to 95 %: ${of.low} to ${of.high}, maximum ${of.largest}`);
     make(line, 'rect', { class: 'hit', x: left, y: y - each / 2, width: right - left, height: each });
     make(line, 'path', { d: `M${x(of.low)} ${y}H${x(of.high)}` });
     make(line, 'rect', { class: 'box', x: x(of.lower), y: y - 7, width: Math.max(1, x(of.upper) - x(of.lower)), height: 14 });
@@ -33,7 +33,7 @@ function drawStaleness(made, width) {
 function startStaleness() {
   const made = figure('staleness', drawStaleness);
   if (!made) return;
-  const headings = ['method', 'updates', 'mean', '5 %', '25 %', 'median', '75 %', '95 %', 'largest'];
+  const headings = ['method', 'updates', 'mean', '5 %', '25 %', 'median', '75 %', '95 %', 'maximum'];
   asNumbers(made, headings, () => numbers.methods.filter((method) => method.staleness).map(({ name, staleness: s }) => [
     name, s.count, s.mean, s.low, s.lower, s.median, s.upper, s.high, s.largest]));
 }

@@ -1,7 +1,7 @@
-// Who trained when: a lane a client over the whole run. Each layer is a string of digits a lane.
+// Client activity over the whole run, one lane per client. Each layer has a string of digits per lane.
 const timeline = { method: 0 };
 
-// One path for all bins of a layer that have the same digit: neighbours become one rectangle.
+// One path per digit: all bins of a layer with this digit; neighbouring bins become one rectangle.
 function cells(rows, x, y, tall) {
   const paths = Array.from({ length: 10 }, () => '');
   rows.forEach((row, lane) => {
@@ -23,13 +23,13 @@ function drawTimeline(made, width) {
   const longest = Math.max(...lanes.clients.map((name) => Math.min(letters, name.length)));
   const left = named ? 16 + 7 * longest : 20, right = width - 14, bottom = count * each + 4;
   const x = (bin) => left + bin / bins * (right - left), y = (lane) => 4 + lane * each;
-  const svg = canvas(made, width, bottom + 40, `${numbers.methods[timeline.method].name}: who trained when`);
+  const svg = canvas(made, width, bottom + 40, `${numbers.methods[timeline.method].name}: client activity`);
   make(svg, 'rect', { class: 'paper', x: left, y: 4, width: right - left, height: bottom - 4 });
   const tall = each - gap;
-  Object.entries({ work: 'work', arrived: 'arrived', away: 'away', in_vain: 'vain' }).forEach(([layer, look]) => {
+  Object.entries({ work: 'work', arrived: 'arrived', away: 'away', failed: 'failed' }).forEach(([layer, look]) => {
     if (!lanes[layer]) return;
     const group = make(svg, 'g', { class: look, style: `--c:var(--m${timeline.method})` });
-    const [down, high] = { in_vain: [tall / 2, tall / 2], away: [tall / 3, tall / 3] }[layer] ?? [0, tall]; // not by colour alone
+    const [down, high] = { failed: [tall / 2, tall / 2], away: [tall / 3, tall / 3] }[layer] ?? [0, tall]; // distinguishable without colour
     cells(lanes[layer], x, (lane) => y(lane) + down, high).forEach((d, digit) => {
       const strength = layer === 'work' || layer === 'away' ? digit / 9 : 1;
       if (d) make(group, 'path', { d, 'fill-opacity': strength.toFixed(2) });
@@ -47,17 +47,17 @@ function drawTimeline(made, width) {
   svg.addEventListener('pointermove', (event) => {
     const lane = Math.floor((event.offsetY - 4) / each), bin = Math.floor((event.offsetX - left) / (right - left) * bins);
     const known = lanes.clients[lane] !== undefined && bin >= 0 && bin < bins;
-    hint.textContent = known ? `client ${lanes.clients[lane]}, about ${short((bin + 0.5) / bins * lanes.end)} s: ${told(lanes, lane, bin)}` : '';
+    hint.textContent = known ? `client ${lanes.clients[lane]}, about ${short((bin + 0.5) / bins * lanes.end)} s: ${describeBin(lanes, lane, bin)}` : '';
   });
 }
 
-function told(lanes, lane, bin) {
+function describeBin(lanes, lane, bin) {
   const digit = (layer) => +(lanes[layer]?.[lane][bin] ?? 0);
   const parts = [];
   if (digit('work')) parts.push('at work');
   if (digit('away')) parts.push('away');
   if (digit('arrived')) parts.push(`${digit('arrived')} arrived`);
-  if (digit('in_vain')) parts.push(`${digit('in_vain')} in vain`);
+  if (digit('failed')) parts.push(`${digit('failed')} failed`);
   return parts.join(', ') || 'waiting';
 }
 

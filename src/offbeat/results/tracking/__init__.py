@@ -1,9 +1,9 @@
-"""Runs told to a tracker while they go on (`--track tensorboard|mlflow|wandb[:WHERE]`).
+"""Send the progress of runs to experiment trackers (`--track tensorboard|mlflow|wandb[:WHERE]`).
 
-A thread reads the traces as anybody could, every few seconds, and hands on what is new: whoever computes a run does not
-know of it. How far a tracker was told is kept in the run folder (tracked.json), by the row of the trace, so that
-nothing is told twice after a resume; what is told again, where a process was killed between telling and noting it, is
-the same. A tracker that fails is warned of once, and the run goes on.
+A thread polls the traces and sends new points; the code that computes the runs is not involved. The run folder stores
+the last row of the trace that each tracker has (tracked.json), so a resumed run sends nothing twice. If the process is
+killed between sending and storing, the same points are sent again. A tracker that fails causes one warning, and the
+run continues.
 """
 
 from __future__ import annotations
@@ -13,29 +13,32 @@ import json
 import logging
 import sqlite3
 import threading
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from math import isfinite
 
-from offbeat.core.errors import ConfigError, printable, unknown
-from offbeat.engine.checkpoint import write_whole
-from offbeat.engine.trace_file import read_only
-from offbeat.experiment.run.execution import Run
-from offbeat.experiment.spec.serialization import to_plain
+from offbeat.core.errors import ConfigError, escape_unprintable, unknown_name
+from offbeat.engine.checkpoint import write_atomically
+from offbeat.engine.trace_file import open_read_only
+from offbeat.experiment.run.run_folder import Run
+from offbeat.experiment.spec.serialization import to_values
 from offbeat.metrics import measures
-from offbeat.results.tracking.tracked_points import flat, since
-from offbeat.results.tracking.trackers import SINKS, About, Sink
+from offbeat.metrics.trace_summary import notes_on_grid
+from offbeat.results.tracking.trackers import TRACKERS, SettingValue, TrackedPoint, TrackedRunInfo, Tracker
 
 log = logging.getLogger("offbeat")
 
-NAME = "tracked.json"
-EVERY = 5.0  # seconds between two looks
-FAREWELL = 60.0  # that a tracker has at the end, before it is left behind
+MARKS_FILE = "tracked.json"
+POLL_SECONDS = 5.0
+CLOSE_SECONDS = 60.0  # time limit for the trackers at the end
 
 
 @dataclass(frozen=True)
-class Choice:
+class TrackerChoice:
+    """A tracker and its target, as given on the command line."""
+
     name: str
     where: str | None = None
 
@@ -44,130 +47,175 @@ class Choice:
 
 
 @dataclass(frozen=True)
-class Mark:
-    """How far a tracker was told."""
+class TrackingMark:
+    """What a tracker has received of a run."""
 
-    seq: int = -1
-    name: str | None = None  # of the run, there
-    closed: bool = False  # it knows how the run ended
+    seq: int = -1  # the last row of the trace
+    name: str | None = None  # the tracker's name of the run
+    closed: bool = False  # the tracker has the end of the run
 
 
-def parse(words: Sequence[str]) -> list[Choice]:
-    """Refuses what is not known, or not installed: before anything is made."""
-    chosen = []
-    for word in dict.fromkeys(words):
-        name, _, where = word.partition(":")
-        if name not in SINKS:
-            raise unknown("tracker", name, SINKS)
-        package = SINKS[name].package
+def parse_trackers(texts: Sequence[str]) -> list[TrackerChoice]:
+    """Parse choices, and reject those that are unknown or not installed."""
+    choices = []
+    for text in dict.fromkeys(texts):
+        name, _, where = text.partition(":")
+        if name not in TRACKERS:
+            raise unknown_name("tracker", name, TRACKERS)
+        package = TRACKERS[name].package
         try:
             importlib.import_module(package)
         except ImportError as error:
             why = "" if isinstance(error, ModuleNotFoundError) and error.name == package else f" ({error})"
             raise ConfigError(f"--track {name} needs the package {package}{why}: pip install offbeat[track]") from None
-        chosen.append(Choice(name, where or None))
-    return chosen
+        choices.append(TrackerChoice(name, where or None))
+    return choices
 
 
-class Told:
-    """One run and one tracker."""
+class TrackedRun:
+    """A run that sends its progress to one tracker."""
 
-    def __init__(self, run: Run, name: str, group: str | None, choice: Choice) -> None:
+    def __init__(self, run: Run, name: str, group: str | None, choice: TrackerChoice) -> None:
         self.run, self.name, self.group, self.choice = run, name, group, choice
-        self.sink: Sink | None = None
-        self.mark = _marks(run).get(str(choice), Mark())
+        self.tracker: Tracker | None = None
+        self.mark = _read_marks(run).get(str(choice), TrackingMark())
 
-    def feed(self) -> None:
-        """Hand on what is new, and how it ended if it has."""
+    def send_new_points(self) -> None:
+        """Send all new points, and the summary of a finished run."""
         if self.mark.closed or not self.run.trace_file.is_file():
             return
-        complete = self.run.complete  # before the trace is read: that then has all of it
-        with closing(read_only(self.run.trace_file)) as db:
+        complete = self.run.complete  # before the trace is read, so that the trace is complete too
+        with closing(open_read_only(self.run.trace_file)) as db:
             try:
-                points = since(db, self.mark.seq)
-            except sqlite3.OperationalError:  # its tables are being made
+                points = points_since(db, self.mark.seq)
+            except sqlite3.OperationalError:  # the trace has no tables yet
                 return
         if points:
             self._open().write(points)
-            self._keep(Mark(points[-1].seq, self.mark.name))
+            self._save_mark(TrackingMark(points[-1].seq, self.mark.name))
         if complete:
-            values = measures.values(self.run.summary())
-            self._open().close({key: float(v) for key, v in values.items() if _number(v)})
-            self.sink = None
-            self._keep(Mark(self.mark.seq, self.mark.name, closed=True))
+            values = measures.measure_values(self.run.summary())
+            self._open().close(
+                {key: float(v) for key, v in values.items() if isinstance(v, (int, float)) and isfinite(v)}
+            )
+            self.tracker = None
+            self._save_mark(TrackingMark(self.mark.seq, self.mark.name, closed=True))
 
-    def leave(self) -> None:
-        """The run goes on another time."""
-        sink, self.sink = self.sink, None
-        if sink is not None:
-            sink.close(None)
+    def close(self) -> None:
+        """Close the tracker of an unfinished run, which may be resumed later."""
+        tracker, self.tracker = self.tracker, None
+        if tracker is not None:
+            tracker.close(None)
 
-    def _open(self) -> Sink:
-        if self.sink is None:
-            settings = flat(to_plain(self.run.experiment()))
-            about = About(self.name, self.group, self.run.folder, settings)
-            self.sink = SINKS[self.choice.name](self.choice.where, about, self.mark.name)
-            self._keep(Mark(self.mark.seq, self.sink.name))
-        return self.sink
+    def _open(self) -> Tracker:
+        if self.tracker is None:
+            settings = flatten_settings(to_values(self.run.experiment()))
+            info = TrackedRunInfo(self.name, self.group, self.run.folder, settings)
+            self.tracker = TRACKERS[self.choice.name](self.choice.where, info, self.mark.name)
+            self._save_mark(TrackingMark(self.mark.seq, self.tracker.name))
+        return self.tracker
 
-    def _keep(self, mark: Mark) -> None:
+    def _save_mark(self, mark: TrackingMark) -> None:
         self.mark = mark
-        marks = {**_marks(self.run), str(self.choice): mark}
-        plain = {choice: mark.__dict__ for choice, mark in marks.items()}
-        write_whole(self.run.folder / NAME, json.dumps(plain, indent=2).encode())
+        marks = {**_read_marks(self.run), str(self.choice): mark}
+        stored = {choice: asdict(mark) for choice, mark in marks.items()}
+        write_atomically(self.run.folder / MARKS_FILE, json.dumps(stored, indent=2).encode())
 
 
-def _number(value: object) -> bool:
-    return isinstance(value, (int, float)) and isfinite(value)
-
-
-def _marks(run: Run) -> dict[str, Mark]:
-    """Of each tracker; nothing where that cannot be read, for then all is told again."""
+def _read_marks(run: Run) -> dict[str, TrackingMark]:
+    """Return the mark of each tracker; empty if the file is unreadable, so everything is sent again."""
     try:
-        stored = json.loads((run.folder / NAME).read_text(encoding="utf-8"))
-        return {str(key): Mark(int(m["seq"]), m["name"], bool(m["closed"])) for key, m in stored.items()}
+        stored = json.loads((run.folder / MARKS_FILE).read_text(encoding="utf-8"))
+        return {str(key): TrackingMark(int(m["seq"]), m["name"], bool(m["closed"])) for key, m in stored.items()}
     except (OSError, ValueError, LookupError, TypeError, AttributeError):
         return {}
 
 
 @contextmanager
-def tracking(runs: Mapping[str, Run], group: str | None, words: Sequence[str]) -> Iterator[None]:
-    """While these go on, the trackers are told of them."""
-    choices = parse(words)
-    told = [
-        Told(run, name if group is None else f"{group}/{name}", group, choice)
-        for choice in choices
+def track_runs(runs: Mapping[str, Run], group: str | None, texts: Sequence[str]) -> Iterator[None]:
+    """Send the progress of these runs to the chosen trackers while the context is active."""
+    tracked_runs = [
+        TrackedRun(run, name if group is None else f"{group}/{name}", group, choice)
+        for choice in parse_trackers(texts)
         for name, run in runs.items()
     ]
-    if not told:
+    if not tracked_runs:
         yield
         return
-    over, failed = threading.Event(), set[Choice]()
+    stopping, failed = threading.Event(), set[TrackerChoice]()
 
-    def feed(last: bool = False) -> None:
-        for one in told:
-            if one.choice in failed:
+    def send(last: bool = False) -> None:
+        for tracked in tracked_runs:
+            if tracked.choice in failed:
                 continue
             try:
-                one.feed()
+                tracked.send_new_points()
                 if last:
-                    one.leave()
-            except Exception as error:  # of the network, of somebody's package: no reason to stop a run
-                failed.add(one.choice)
-                why = printable(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
-                log.warning("warning: %s is told no more, the run goes on: %s", one.choice, why)
+                    tracked.close()
+            except Exception as error:  # a tracker's failure must not stop a run
+                failed.add(tracked.choice)
+                why = escape_unprintable(" ".join(f"{type(error).__name__}: {error}".split()))[:300]
+                log.warning("warning: %s failed and is no longer updated, the run continues: %s", tracked.choice, why)
 
-    def work() -> None:
-        while not over.wait(EVERY):
-            feed()
-        feed(last=True)
+    def poll() -> None:
+        while not stopping.wait(POLL_SECONDS):
+            send()
+        send(last=True)
 
-    thread = threading.Thread(target=work, name="track", daemon=True)
+    thread = threading.Thread(target=poll, name="track", daemon=True)
     thread.start()
     try:
         yield
     finally:
-        over.set()
-        thread.join(FAREWELL)
+        stopping.set()
+        thread.join(CLOSE_SECONDS)
         if thread.is_alive():
-            log.warning("warning: a tracker does not answer: it may lack the end of the run")
+            log.warning("warning: a tracker does not respond; it may lack the end of the run")
+
+
+# ---------------------------------------------------------------- points
+
+
+def points_since(db: sqlite3.Connection, after: int) -> list[TrackedPoint]:
+    """Return the grid points after a row of the trace.
+
+    Each has its metrics, the notes and mean staleness since the point before, and the updates refused so far.
+    """
+    grid: dict[int, tuple[float, int, dict[str, float]]] = {}
+    query = "SELECT seq, now, updates, key, value FROM metrics WHERE seq > ? ORDER BY seq, rowid"
+    for seq, now, updates, key, value in db.execute(query, (after,)):
+        grid.setdefault(seq, (now, updates, {}))[2][key] = value
+    if not grid:
+        return []
+    before = db.execute("SELECT MAX(seq) FROM metrics WHERE seq <= ?", (after,)).fetchone()[0]
+    before = -1 if before is None else before
+    notes, staleness = notes_on_grid(db, list(grid), before), _mean_staleness(db, list(grid), before)
+    refused = "SELECT COUNT(*) FROM trace WHERE kind = 'refuse' AND seq <= ?"
+    points = []
+    for i, (seq, (now, updates, metrics)) in enumerate(grid.items()):
+        values: dict[str, float | None] = {**metrics}
+        if staleness[i] is not None:
+            values |= {"staleness": staleness[i], "refused": db.execute(refused, (seq,)).fetchone()[0]}
+        values |= notes[i]
+        finite = {key: float(value) for key, value in values.items() if value is not None and isfinite(value)}
+        points.append(TrackedPoint(seq, now, updates, finite))
+    return points
+
+
+def _mean_staleness(db: sqlite3.Connection, grid: list[int], after: int) -> list[float | None]:
+    values: list[list[int]] = [[] for _ in grid]
+    query = "SELECT seq, version - base_version FROM trace WHERE kind = 'arrive' AND seq > ? AND seq <= ?"
+    for seq, staleness in db.execute(query, (after, grid[-1])):
+        values[bisect_left(grid, seq)].append(staleness)
+    return [sum(each) / len(each) if each else None for each in values]
+
+
+def flatten_settings(settings: Mapping[str, object], prefix: str = "") -> dict[str, SettingValue]:
+    """Flatten nested settings to `training.lr` with values that trackers accept as hyper-parameters."""
+    flat: dict[str, SettingValue] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping):
+            flat.update(flatten_settings(value, f"{prefix}{key}."))
+        elif value is not None:
+            flat[f"{prefix}{key}"] = value if isinstance(value, (bool, int, float, str)) else str(value)
+    return flat

@@ -10,12 +10,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from drawn import END, folder, told
+from handwritten_runs import END, folder, told
 
 from offbeat.core.errors import ConfigError
 from offbeat.results import tracking as track
-from offbeat.results.tracking import Choice, Told, tracking
-from offbeat.results.tracking.tracked_points import flat
+from offbeat.results.tracking import TrackedRun, TrackerChoice, flatten_settings, track_runs
 
 
 @dataclass
@@ -135,10 +134,10 @@ def test_every_point_is_told_with_settings_and_what_came_out(request, tmp_path, 
     heard: Heard = request.getfixturevalue(name)
     run = told(tmp_path / "run", "fedbuff")
     run.model_file.write_bytes(b"")  # the run is at its end
-    one = Told(run, "run", None, Choice(name))
+    one = TrackedRun(run, "run", None, TrackerChoice(name))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(type(run), "check", lambda self: None)  # nobody wrote checksums
-        one.feed()
+        patch.setattr(type(run), "check_results", lambda self: None)  # the folder has no checksums
+        one.send_new_points()
     loss = [(value, now) for key, value, _, now in heard.points if key == "loss"]
     assert len(loss) == 51
     assert loss[0] == (2.0, 0.0)
@@ -151,7 +150,7 @@ def test_every_point_is_told_with_settings_and_what_came_out(request, tmp_path, 
     assert heard.settings["clients"] in (4, "4")
     assert heard.summary[next(key for key in heard.summary if key.endswith("final"))] == 0.9
     before = len(heard.points)
-    Told(run, "run", None, Choice(name)).feed()
+    TrackedRun(run, "run", None, TrackerChoice(name)).send_new_points()
     assert len(heard.points) == before
 
 
@@ -159,19 +158,19 @@ def test_every_point_is_told_with_settings_and_what_came_out(request, tmp_path, 
 def test_after_a_resume_no_point_is_told_twice_and_none_is_left_out(request, tmp_path, name):
     heard: Heard = request.getfixturevalue(name)
     run, trace = folder(tmp_path / "run")
-    first = Told(run, "run", None, Choice(name))
-    first.feed()  # there is no trace yet
+    first = TrackedRun(run, "run", None, TrackerChoice(name))
+    first.send_new_points()  # there is no trace yet
     for point in range(3):
         trace.metrics(float(point), 0, point, {"acc": point / 10})
     trace.flush()
-    first.feed()
-    first.leave()
-    trace.cut(1)  # killed: what came after the checkpoint is done again, and told already
+    first.send_new_points()
+    first.close()
+    trace.truncate(1)  # killed: what came after the checkpoint is done again, and told already
     for point in range(1, 5):
         trace.metrics(float(point), 0, point, {"acc": point / 10})
         trace.flush()
-        again = Told(run, "run", None, Choice(name))
-        again.feed()
+        again = TrackedRun(run, "run", None, TrackerChoice(name))
+        again.send_new_points()
     trace.close()
     assert heard.points == [("acc", point / 10, point, float(point)) for point in range(5)]
     if name == "wandb":
@@ -187,7 +186,7 @@ def test_notes_are_told_as_the_mean_since_the_point_before(tensorboard, tmp_path
     trace.note(1.5, None, {"kappa": 5.0, "odd": float("nan")})
     trace.metrics(2.0, 0, 3, {"acc": float("nan")})
     trace.close()
-    Told(run, "run", None, Choice("tensorboard")).feed()
+    TrackedRun(run, "run", None, TrackerChoice("tensorboard")).send_new_points()
     # (1 + 3) / 2; what is no number is not told
     assert tensorboard.points == [("acc", 0.1, 2, 1.0), ("note/kappa", 2.0, 2, 1.0), ("note/kappa", 5.0, 3, 2.0)]
 
@@ -195,51 +194,51 @@ def test_notes_are_told_as_the_mean_since_the_point_before(tensorboard, tmp_path
 def test_where_it_is_written_can_be_said(tensorboard, mlflow, wandb, tmp_path):
     run = told(tmp_path / "run", ended=None)
     for word in (f"tensorboard:{tmp_path / 'logs'}", f"mlflow:{tmp_path / 'store'}", "wandb:team/project"):
-        (choice,) = track.parse([word])
-        Told(run, "c/run", "c", choice).feed()
+        (choice,) = track.parse_trackers([word])
+        TrackedRun(run, "c/run", "c", choice).send_new_points()
     assert tensorboard.opened[0]["place"] == str(tmp_path / "logs" / "c" / "run")
     assert mlflow.opened == [{"uri": f"sqlite:///{tmp_path / 'store' / 'mlflow.db'}"}]
     assert (wandb.opened[0]["entity"], wandb.opened[0]["project"], wandb.opened[0]["group"]) == ("team", "project", "c")
-    (choice,) = track.parse(["mlflow:https://example.org:5000"])
-    Told(run, "c/run", "c", choice).feed()
+    (choice,) = track.parse_trackers(["mlflow:https://example.org:5000"])
+    TrackedRun(run, "c/run", "c", choice).send_new_points()
     assert mlflow.opened[-1] == {"uri": "https://example.org:5000"}
     assert len(json.loads((run.folder / "tracked.json").read_text())) == 4
 
 
 def test_one_that_fails_is_warned_of_once_and_the_rest_goes_on(wandb, tensorboard, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(track, "EVERY", 0.01)
+    monkeypatch.setattr(track, "POLL_SECONDS", 0.01)
     runs = {str(i): told(tmp_path / str(i), ended=None) for i in range(3)}
 
     def init(**given):
         raise ConnectionError("no\nnetwork")
 
     _module(monkeypatch, "wandb", init=init, Settings=dict)
-    with tracking(runs, "c", ["wandb", "tensorboard"]):
+    with track_runs(runs, "c", ["wandb", "tensorboard"]):
         pass
     assert [record.getMessage() for record in caplog.records] == [
-        "warning: wandb is told no more, the run goes on: ConnectionError: no network"
+        "warning: wandb failed and is no longer updated, the run continues: ConnectionError: no network"
     ]
     assert tensorboard.ended == ["closed"] * 3
 
 
 def test_one_that_does_not_answer_is_left_behind(tensorboard, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(track, "FAREWELL", 0.05)
+    monkeypatch.setattr(track, "CLOSE_SECONDS", 0.05)
     forever = threading.Event()
-    monkeypatch.setattr(Told, "feed", lambda self: forever.wait())
-    with tracking({"run": told(tmp_path / "run")}, None, ["tensorboard"]):
+    monkeypatch.setattr(TrackedRun, "send_new_points", lambda self: forever.wait())
+    with track_runs({"run": told(tmp_path / "run")}, None, ["tensorboard"]):
         pass
     forever.set()
-    assert "does not answer" in caplog.text
+    assert "does not respond" in caplog.text
 
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(ConfigError, match=r"--track wandb needs the package wandb.*: pip install offbeat\[track\]"):
-        track.parse(["wandb"])
+        track.parse_trackers(["wandb"])
     with pytest.raises(ConfigError, match="did you mean 'tensorboard'"):
-        track.parse(["tensorbord:x"])
+        track.parse_trackers(["tensorbord:x"])
 
 
 def test_settings_are_flat():
     given = {"a": 1, "b": {"c": 0.5, "d": {"e": "x"}}, "f": None, "g": [1, 2]}
-    assert flat(given) == {"a": 1, "b.c": 0.5, "b.d.e": "x", "g": "[1, 2]"}
+    assert flatten_settings(given) == {"a": 1, "b.c": 0.5, "b.d.e": "x", "g": "[1, 2]"}

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from offbeat.core.strategies import REGISTRY
-from offbeat.results.palette import BUILT_IN, HUES, styles
+from offbeat.results.palette import BUILT_IN_SLOTS, HUES, method_styles
 
 PAPERS = {"white": ("#FFFFFF", 0), "dark": ("#15181C", 1)}  # as figures and pages have them
 
@@ -52,32 +52,32 @@ def contrast(one: str, other: str) -> float:
 
 
 def test_every_built_in_method_has_a_look_of_its_own():
-    assert BUILT_IN.keys() == REGISTRY.keys()
-    assert len(set(BUILT_IN.values())) == len(REGISTRY)
-    assert len(set(styles(REGISTRY).values())) == len(REGISTRY)
+    assert BUILT_IN_SLOTS.keys() == REGISTRY.keys()
+    assert len(set(BUILT_IN_SLOTS.values())) == len(REGISTRY)
+    assert len(set(method_styles(REGISTRY).values())) == len(REGISTRY)
 
 
 def test_a_method_looks_the_same_whoever_is_beside_it():
-    assert styles(["fedbuff"])["fedbuff"] == styles([*REGISTRY, "mine.py:CosBuff"])["fedbuff"]
-    one, other = styles(["a", "b", "c", "fedavg"]), styles(["fedavg", "c", "b", "a"])
+    assert method_styles(["fedbuff"])["fedbuff"] == method_styles([*REGISTRY, "mine.py:CosBuff"])["fedbuff"]
+    one, other = method_styles(["a", "b", "c", "fedavg"]), method_styles(["fedavg", "c", "b", "a"])
     assert one == other
 
 
 def test_own_methods_take_hues_that_nobody_has():
     names = ["fedavg", "fedbuff", "mine.py:CosBuff", "net.py:Other", "<script>"]
-    assert len({style.colour for style in styles(names).values()}) == len(names)
-    assert {style.dash for style in styles(names).values()} == {"solid"}
+    assert len({style.colour for style in method_styles(names).values()}) == len(names)
+    assert {style.dash for style in method_styles(names).values()} == {"solid"}
 
 
 def test_variants_of_a_method_keep_its_hue_and_take_other_lines():
-    made = styles(["fedbuff", "fedbuff(k=2)", "fedbuff(k=5)"])
+    made = method_styles(["fedbuff", "fedbuff(k=2)", "fedbuff(k=5)"])
     assert len({style.colour for style in made.values()}) == 1
     assert len({style.dash for style in made.values()}) == 3
 
 
 def test_thirty_two_names_have_thirty_two_looks_and_more_are_not_refused():
-    assert len(set(styles(f"m{i}" for i in range(32)).values())) == 32
-    assert len(styles(f"m{i}" for i in range(50))) == 50
+    assert len(set(method_styles(f"m{i}" for i in range(32)).values())) == 32
+    assert len(method_styles(f"m{i}" for i in range(50))) == 50
 
 
 @pytest.mark.parametrize("paper", PAPERS)

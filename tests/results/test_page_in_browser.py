@@ -12,11 +12,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from drawn import TARGET, folder, told
+from handwritten_runs import TARGET, folder, told
 
-from offbeat.experiment.partition_heatmap import Held
-from offbeat.results import page, pictures, result_warnings, series
-from offbeat.results.page import Content
+from offbeat.experiment.data_assignment import ClassCounts
+from offbeat.results import page, report, result_warnings, series
+from offbeat.results.page import PageContent
 
 CHROMIUM = os.environ.get("CHROMIUM") or next(
     filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
@@ -135,10 +135,14 @@ def many(tmp_path_factory):
         for i, name in enumerate(names)
     }
     runs[HOSTILE] = runs.pop("mifa")
-    found = series.collect(runs, f"many {HOSTILE}", {0: HOSTILE, 1: "bern"})
-    held = Held(list(range(30)), torch.randint(50, (30, 10)))
+    found = series.collect_series(runs, f"many {HOSTILE}", {0: HOSTILE, 1: "bern"})
+    held = ClassCounts(list(range(30)), torch.randint(50, (30, 10)))
     tables = [[["strategy", *(f"measure {i}" for i in range(9))], [HOSTILE, *("0.123 ± 0.456" for _ in range(9))]]]
-    page.save(found, Content(result_warnings.of(found), tables, tables[0], "fedavg", "data", held), home / "page.html")
+    page.save_page(
+        found,
+        PageContent(result_warnings.find_warnings(found), tables, tables[0], "fedavg", "data", held),
+        home / "page.html",
+    )
     return home / "page.html"
 
 
@@ -197,7 +201,7 @@ def test_runs_in_every_state_have_a_page_without_errors(tmp_path, state):
         trace.close()
     else:
         run = told(tmp_path / "run", "fedbuff", ended=None if state == "still going on" else "seconds")
-    pictures.draw(run, tmp_path / "page.html")
+    report.draw_figure_or_page(run, tmp_path / "page.html")
     document, console = opened(tmp_path / "page.html")
     assert console == []
     assert 'data-drawn="yes"' in document

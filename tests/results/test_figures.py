@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
-from drawn import TARGET, told
+from handwritten_runs import TARGET, told
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from offbeat.core.errors import ConfigError
@@ -27,38 +27,38 @@ def ten(tmp_path_factory):
         for i, name in enumerate(TEN)
     }
     runs[HOSTILE] = runs.pop("safa")
-    return series.collect(runs, "ten methods, 5 $", {0: "bern", 1: HOSTILE})
+    return series.collect_series(runs, "ten methods, 5 $", {0: "bern", 1: HOSTILE})
 
 
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
 def test_every_format_by_the_ending_of_its_name(ten, tmp_path, ending, start):
-    for kind in figures.KINDS:
+    for kind in figures.FIGURE_KINDS:
         path = tmp_path / f"{kind}.{ending}"
-        figures.save(ten, path, kind)
+        figures.save_figure(ten, path, kind)
         assert path.read_bytes().startswith(start)
 
 
 def test_the_same_figure_is_the_same_file(ten, tmp_path):
     for ending in ("pdf", "svg", "png"):
         one, other = (tmp_path / f"{i}.{ending}" for i in range(2))
-        figures.save(ten, one, "curves")
-        figures.save(ten, other, "curves")
+        figures.save_figure(ten, one, "curves")
+        figures.save_figure(ten, other, "curves")
         assert one.read_bytes() == other.read_bytes()
 
 
 def test_an_ending_or_a_kind_that_is_unknown_is_one_line(ten, tmp_path):
-    with pytest.raises(ConfigError, match=r"x\.docx: the name of a figure ends in \.pdf, \.svg or \.png"):
-        figures.save(ten, Path("x.docx"))
+    with pytest.raises(ConfigError, match=r"x\.docx: a figure's file name must end in \.pdf, \.svg or \.png"):
+        figures.save_figure(ten, Path("x.docx"))
     with pytest.raises(ConfigError, match="unknown kind of figure 'curve': did you mean 'curves'"):
-        figures.save(ten, tmp_path / "x.pdf", "curve")
+        figures.save_figure(ten, tmp_path / "x.pdf", "curve")
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.fixture(params=figures.KINDS)
+@pytest.fixture(params=figures.FIGURE_KINDS)
 def drawn(request, ten):
     """A figure, laid out, and all its letters that are seen."""
-    with matplotlib.rc_context(figure_style.LOOK):
-        figure = getattr(figures, f"_{request.param}")(ten)
+    with matplotlib.rc_context(figure_style.RC_PARAMS):
+        figure = figures.DRAW_BY_KIND[request.param](ten)
         FigureCanvasAgg(figure)
         figure.draw_without_rendering()
     renderer = figure.canvas.get_renderer()
@@ -97,15 +97,15 @@ def test_no_word_covers_another(drawn):
 
 
 def test_the_axis_shows_the_differences(ten):
-    figure = figures._curves(ten)
+    figure = figures._curves_figure(ten)
     low, high = figure.axes[0].get_ylim()
     # means from 0.72 to 0.9 after a quarter of the run: not 0 to 1
     assert (low, high) == pytest.approx((0.72 - 0.009, 0.9 + 0.009))
 
 
 def test_every_method_has_its_timeline_over_the_whole_run(ten):
-    with matplotlib.rc_context(figure_style.LOOK):
-        figure = figures._timeline(ten)
+    with matplotlib.rc_context(figure_style.RC_PARAMS):
+        figure = figures._timeline_figure(ten)
     shown = [axes for axes in figure.axes if axes.get_visible()]
     assert len(shown) == len(TEN)
     assert {axes.get_xlim() for axes in shown} == {(0, 100)}
@@ -114,23 +114,23 @@ def test_every_method_has_its_timeline_over_the_whole_run(ten):
 
 
 def test_losses_and_absences_are_seen_in_a_timeline():
-    layers = {name: np.zeros((1, timelines.BINS)) for name in ("work", "away", "arrived", "in_vain")}
+    layers = {name: np.zeros((1, timelines.BINS)) for name in ("work", "away", "arrived", "failed")}
     layers["away"][0, 0] = 1
-    layers["work"][0, 1] = layers["arrived"][0, 2] = layers["in_vain"][0, 3] = 1
-    image = timeline.pixels(timelines.Lanes([0], 1.0, **layers), "#000000")  # one lane, 60 pixels high
+    layers["work"][0, 1] = layers["arrived"][0, 2] = layers["failed"][0, 3] = 1
+    image = timeline.lane_pixels(timelines.ClientLanes([0], 1.0, **layers), "#000000")  # one lane, 60 pixels high
     top, middle, low = image[0], image[25], image[45]
     assert middle[0] == pytest.approx([0.55] * 3)  # away: a grey line in the middle,
     assert top[0].tolist() == low[0].tolist() == [1, 1, 1]  # and white around it
     assert top[1] == pytest.approx([0.65] * 3)  # at work: a third of the method's black
     assert top[2] == pytest.approx([0.1] * 3)  # an update: nearly all of it
-    assert top[3] == pytest.approx([1] * 3)  # in vain: the lower half of the lane,
-    assert low[3] == pytest.approx(timeline.IN_VAIN)  # in red
+    assert top[3] == pytest.approx([1] * 3)  # failed: the lower half of the lane,
+    assert low[3] == pytest.approx(timeline.FAILED_COLOUR)  # in red
     assert top[4] == pytest.approx([1] * 3)  # waiting: white
 
 
 @pytest.mark.parametrize("clients", range(1, 12))
 def test_any_number_of_lanes_can_be_drawn(clients):
     """A lane is 60 // n pixels high, six at least, and a third of that need not be a whole number."""
-    layers = {name: np.ones((clients, timelines.BINS)) for name in ("work", "away", "arrived", "in_vain")}
-    image = timeline.pixels(timelines.Lanes(list(range(clients)), 1.0, **layers), "#000000")
+    layers = {name: np.ones((clients, timelines.BINS)) for name in ("work", "away", "arrived", "failed")}
+    image = timeline.lane_pixels(timelines.ClientLanes(list(range(clients)), 1.0, **layers), "#000000")
     assert image.shape == (clients * max(6, 60 // clients), timelines.BINS, 3)

@@ -1,4 +1,4 @@
-"""The page of a comparison or a run: whole, small, and safe whatever names it has to tell."""
+"""The page of a comparison or a run: complete, small, and safe for any names."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from drawn import TARGET, folder, told
+from handwritten_runs import TARGET, folder, told
 from test_palette import contrast
 
-from offbeat.experiment.partition_heatmap import Held
-from offbeat.results import page, pictures, result_warnings, series
-from offbeat.results.page import Content
+from offbeat.experiment.data_assignment import ClassCounts
+from offbeat.results import page, report, result_warnings, series
+from offbeat.results.page import PageContent
 
 HOSTILE = "</script><script>alert('x')</script><img src=//evil.example/x onerror=alert(1)>"
 VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
 class Read(HTMLParser):
-    """What a browser makes of a page: tags that close, ids, scripts, what it would load."""
+    """Parses a page: open tags, ids, scripts, and what it would load."""
 
     def __init__(self, text: str) -> None:
         super().__init__()
@@ -61,19 +61,21 @@ def found(tmp_path_factory):
         for i, name in enumerate(("fedavg", "fedbuff"))
     }
     runs[HOSTILE] = runs.pop("fedbuff")
-    return series.collect(runs, f"two {HOSTILE}", {0: "bern", 1: HOSTILE})
+    return series.collect_series(runs, f"two {HOSTILE}", {0: "bern", 1: HOSTILE})
 
 
 @pytest.fixture(scope="module")
 def held():
-    return Held([0, 1, 2, 3], torch.tensor([[8, 0], [6, 2], [0, 8], [4, 4]]))
+    return ClassCounts([0, 1, 2, 3], torch.tensor([[8, 0], [6, 2], [0, 8], [4, 4]]))
 
 
 @pytest.fixture(scope="module")
 def read(found, held):
     tables = [[["strategy", "final acc ↑"], [HOSTILE, "0.9 ± 0.1"]]]
-    content = Content(result_warnings.of(found), tables, [["strategy", "x"], [HOSTILE, "1"]], HOSTILE, HOSTILE, held)
-    return Read(page.render(found, content))
+    content = PageContent(
+        result_warnings.find_warnings(found), tables, [["strategy", "x"], [HOSTILE, "1"]], HOSTILE, HOSTILE, held
+    )
+    return Read(page.render_page(found, content))
 
 
 def test_it_loads_nothing_and_runs_only_its_own_script(read):
@@ -96,7 +98,7 @@ def test_names_are_text_whatever_is_in_them(read):
     assert read.numbers["methods"][0]["lanes"]["clients"] == ["bern", HOSTILE, "2", "3"]
 
 
-def test_every_link_leads_somewhere_and_no_id_is_there_twice(read):
+def test_all_links_have_targets_and_ids_are_unique(read):
     assert len(set(read.ids)) == len(read.ids)
     assert {v.removeprefix("#") for _, k, v in read.attributes if k == "href"} <= set(read.ids)
     labelled = {v for _, k, v in read.attributes if k == "aria-labelledby"}
@@ -104,16 +106,16 @@ def test_every_link_leads_somewhere_and_no_id_is_there_twice(read):
     assert labelled <= set(read.ids)
 
 
-def test_it_tells_settings_seeds_versions_and_commands(read):
-    for word in ("What is not to be trusted", "0, 1", "torch ", "offbeat run ", "computed by inline", "until", "100s"):
+def test_it_shows_settings_seeds_versions_and_commands(read):
+    for word in ("Caveats", "0, 1", "torch ", "offbeat run ", "computed by inline", "until", "100s"):
         assert word in read.words
     assert "partition" in read.words
 
 
-def test_only_what_all_share_is_called_shared(tmp_path):
-    """In a sweep worlds differ: what does stands with each method."""
+def test_only_settings_of_all_methods_are_shared(tmp_path):
+    """Swept settings are listed with each method."""
     runs = {name: [told(tmp_path / name, "fedavg", clients=int(name))] for name in ("3", "4")}
-    own, rest = page.render(series.collect(runs, "a sweep"), Content()).split("Of the world they share")
+    own, rest = page.render_page(series.collect_series(runs, "a sweep"), PageContent()).split("Shared settings")
     assert "; clients: 3</td>" in own
     assert "; clients: 4</td>" in own
     shared = rest.split("The experiment file of")[0]
@@ -132,15 +134,15 @@ def test_the_numbers_are_those_of_the_traces(read):
     assert "away" not in fedavg["lanes"]
     # 25, 20, 16 and 14 of 75 updates where 75 / 4 would be even
     assert [row[0] for row in read.numbers["heard"]["values"]] == [1.3333, 1.0667, 0.85333, 0.74667]
-    # class 0 is 1, 3/4, 0 and 1/2 of what the clients hold: 2.25 / 4 if all were heard equally often;
+    # class 0 is 1, 3/4, 0 and 1/2 of what the clients hold: 2.25 / 4 if all contributed equally;
     # weighed by updates (25 + 15 + 0 + 7) / 75: a ratio of 1.11407
     assert read.numbers["classes"]["values"][0][0] == 1.1141
     assert read.numbers["held"]["values"] == [[8, 0], [6, 2], [0, 8], [4, 4]]
 
 
 @pytest.mark.parametrize("paper", [0, 1])
-def test_words_stand_out_from_what_they_stand_on_in_light_and_dark(paper):
-    style = (page.HERE / "style.css").read_text()
+def test_text_has_enough_contrast_in_light_and_dark(paper):
+    style = (page.PAGE_FOLDER / "style.css").read_text()
     blocks = re.findall(r":root \{(.*?)\}", style, re.S)
     colours = dict(re.findall(r"--(\w+): (#\w+)", blocks[paper]))
     for word, ground in (("ink", "paper"), ("soft", "paper"), ("link", "paper"), ("ink", "warn"), ("ink", "grid")):
@@ -152,18 +154,18 @@ def test_words_stand_out_from_what_they_stand_on_in_light_and_dark(paper):
 def test_a_page_of_ten_methods_three_seeds_and_a_hundred_clients_is_under_two_megabytes(tmp_path):
     names = ("fedavg", "fedasync", "fedbuff", "orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass", "safa", "mifa")
     runs = {name: [told(tmp_path / f"{name}{s}", name, s, clients=100) for s in range(3)] for name in names}
-    big = series.collect(runs, "big")
-    held = Held(list(range(100)), torch.randint(1000, (100, 10)))
-    text = page.render(big, Content(result_warnings.of(big), held=held))
+    big = series.collect_series(runs, "big")
+    held = ClassCounts(list(range(100)), torch.randint(1000, (100, 10)))
+    text = page.render_page(big, PageContent(result_warnings.find_warnings(big), class_counts=held))
     assert len(text.encode()) < 2_000_000
 
 
-def test_a_run_that_has_just_begun_has_a_page_and_figures(tmp_path):
+def test_a_run_that_has_just_started_has_a_page_and_figures(tmp_path):
     run, trace = folder(tmp_path / "new")
     trace.add(0.0, "dispatch", 0, 0, 0)
     trace.close()
     for name in ("x.html", "x.pdf", "x.png"):
-        pictures.draw(run, tmp_path / name)
+        report.draw_figure_or_page(run, tmp_path / name)
         assert (tmp_path / name).is_file()
     read = Read((tmp_path / "x.html").read_text())
     assert "learned nothing" in read.words
@@ -171,10 +173,18 @@ def test_a_run_that_has_just_begun_has_a_page_and_figures(tmp_path):
 
 def test_the_page_of_a_run_has_every_part(tmp_path):
     run = told(tmp_path / "run", "fedbuff")
-    pictures.draw(run, tmp_path / "run.html")
+    report.draw_figure_or_page(run, tmp_path / "run.html")
     read = Read((tmp_path / "run.html").read_text())
-    assert {"doubts", "results", "curves", "staleness", "timeline", "contribution", "held", "seeds", "settings"} <= set(
-        read.ids
-    )
+    assert {
+        "caveats",
+        "results",
+        "curves",
+        "staleness",
+        "timeline",
+        "contribution",
+        "held",
+        "seeds",
+        "settings",
+    } <= set(read.ids)
     assert "made up: fedbuff, acc, seed 0" in read.words
     assert len(read.numbers["held"]["values"]) == 4

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from drawn import folder, told
+from handwritten_runs import folder, told
 
 from offbeat.core.errors import ConfigError, RunError
 from offbeat.experiment import comparison
@@ -51,7 +51,7 @@ def home(tmp_path_factory) -> Path:
     folder(home / "fresh", "fedasync")[1].close()
     (home / "fresh" / "run.sqlite").unlink(missing_ok=True)
     experiments = {"a<b>": told(home / "x", "fedavg").experiment()}
-    comparison.create(home / "pair", experiments, [0])
+    comparison.create_comparison(home / "pair", experiments, [0])
     (home / "broken").mkdir()
     (home / "broken" / "experiment.yaml").write_text("name: [")
     (home / "notes").mkdir()
@@ -69,14 +69,13 @@ def _until(seconds: float):
 def ended(path: Path, strategy: str) -> None:
     """With the checksums of a run that came to its end."""
     from offbeat.engine.trace import Trace
-    from offbeat.engine.trace_digest import Tally
-    from offbeat.engine.trace_file import TABLES
-    from offbeat.experiment.run import final_checksums
+    from offbeat.engine.trace_file import TraceDigest
+    from offbeat.experiment.run import checksums
 
     run = told(path, strategy)
     trace = Trace(run.trace_file)
-    trace.tally = Tally.of(trace.db, TABLES)
-    final_checksums.write(run.folder, trace, b"")
+    trace.digest_so_far = TraceDigest.from_database(trace.db)
+    checksums.write_final_checksums(run.folder, trace, b"")
     trace.close()
     run.model_file.write_bytes(b"")
 
@@ -87,13 +86,13 @@ def server(home) -> Iterator[Dashboard]:
         yield server
 
 
-def test_the_list_has_every_run_with_its_state(server):
+def test_the_list_has_all_runs_with_their_state(server):
     status, text = ask(server, "/")
     assert status == 200
     assert 'value="done"' in text
-    assert "ended (seconds)" in text
-    assert "50%, stopped" in text  # 100 of 200 seconds, and nobody is at it
-    assert "0%, not begun" in text
+    assert "finished (seconds)" in text
+    assert "50%, not running" in text  # 100 of 200 seconds
+    assert "0%, not started" in text
     assert "0 of 1 runs" in text
     assert "acc 0.900" in text
     assert "a&lt;b&gt;, seed 0" in text
@@ -102,34 +101,34 @@ def test_the_list_has_every_run_with_its_state(server):
     assert "secret" not in text
 
 
-def test_one_that_is_being_computed_is_going_on(server, home):
-    with run_lock.alone(home / "deeper" / "half"):
-        assert "50%, going on" in ask(server, "/")[1]
-        assert "50%, going on" in ask(server, "/view?of=deeper/half")[1]
+def test_a_run_that_is_being_computed_is_running(server, home):
+    with run_lock.exclusive_lock(home / "deeper" / "half"):
+        assert "50%, running" in ask(server, "/")[1]
+        assert "50%, running" in ask(server, "/view?of=deeper/half")[1]
 
 
 @pytest.mark.parametrize("of", ["done", "deeper%2Fhalf", "x", "pair"])
-def test_a_run_or_a_comparison_has_its_page(server, of):
+def test_runs_and_comparisons_have_pages(server, of):
     status, text = ask(server, f"/view?of={of}")
     assert status == 200
     assert "all runs</a>" in text
     assert ("nothing to draw" in text) == (of == "pair")
 
 
-def test_two_runs_stand_beside_each_other(server):
+def test_runs_are_shown_side_by_side(server):
     status, text = ask(server, "/view?of=done&of=deeper/half&of=x")
     assert status == 200
-    assert "acc: 3 runs beside each other" in text
+    assert "acc: 3 runs side by side" in text
     assert "fedavg (x)" in text  # there are two of this method
     assert "fedavg (deeper/half)" in text
     assert '"name":"fedbuff"' in text
 
 
-def test_numbers_come_anew_only_when_there_are_new_ones(server):
+def test_numbers_are_sent_only_if_they_are_new(server):
     status, text = ask(server, "/numbers?of=deeper/half")
     assert status == 200
     fresh = json.loads(text)
-    assert fresh["standing"] == {"share": 0.5, "state": "stopped"}
+    assert fresh["standing"] == {"share": 0.5, "state": "not running"}
     assert fresh["numbers"]["methods"][0]["values"]["acc"][0][-1] == 0.9
     assert ask(server, f"/numbers?of=deeper/half&after={fresh['stamp']}") == (204, "")
     assert ask(server, "/numbers?of=fresh")[0] == 409
@@ -160,14 +159,14 @@ def test_only_who_calls_it_by_its_name_is_answered(server):
         "//etc/passwd",
     ],
 )
-def test_what_was_not_found_as_a_run_cannot_be_had(server, path):
+def test_only_runs_in_the_index_are_served(server, path):
     status, text = ask(server, path)
     assert status == 404
     assert "business" not in text
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
-def test_nothing_can_be_changed(server, method):
+def test_only_get_and_head_are_allowed(server, method):
     assert ask(server, "/", method)[0] == 405
 
 
@@ -175,7 +174,7 @@ def test_a_head_has_no_body(server):
     assert ask(server, "/", "HEAD") == (200, "")
 
 
-def test_looking_changes_no_file(tmp_path):
+def test_requests_change_no_file(tmp_path):
     told(tmp_path / "run", "fedavg")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with served(tmp_path) as server:

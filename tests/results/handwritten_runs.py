@@ -10,7 +10,7 @@ from offbeat.core.strategies import REGISTRY
 from offbeat.engine.trace import Trace
 from offbeat.engine.until import Target, Until
 from offbeat.experiment.run import identity
-from offbeat.experiment.run.execution import Run, create
+from offbeat.experiment.run.execution import Run, create_run
 from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.models import Linear
 from offbeat.scenario.partition import Iid
@@ -22,13 +22,13 @@ WORLD = Experiment(name="made up", clients=4, model=Linear(), partition=Iid(), u
 @cache
 def _identity() -> identity.Identity:
     """Of the data, which all share."""
-    return identity.of(WORLD)
+    return identity.compute_identity(WORLD)
 
 
 def folder(path: Path, strategy: str = "fedavg", seed: int = 0, **changes: object) -> tuple[Run, Trace]:
     """A run folder and its trace, empty."""
     experiment = replace(WORLD, strategy=REGISTRY[strategy](), seed=seed, **changes)
-    run = create(path, experiment, world=_identity())
+    run = create_run(path, experiment, world=_identity())
     return run, Trace(run.trace_file)
 
 

@@ -35,7 +35,7 @@ def trace():
 
 
 def test_work_covers_the_bins_it_took(trace):
-    work = timelines.read(trace, [0, 1, 2], END).work
+    work = timelines.read_lanes(trace, [0, 1, 2], END).work
     assert (work[0, :20] == 1).all()  # 10, 2.5 and 7.5 seconds in a row
     assert (work[0, 20:30] == 0).all()  # lost, and away
     assert (work[0, 30:] == 1).all()  # the run ended first
@@ -44,7 +44,7 @@ def test_work_covers_the_bins_it_took(trace):
 
 
 def test_a_bin_that_is_worked_in_for_a_part_has_that_share(trace):
-    work = timelines.read(trace, [1], 3 * END).work[
+    work = timelines.read_lanes(trace, [1], 3 * END).work[
         0
     ]  # bins of 3 seconds: 50 is two thirds into bin 16, 60 begins bin 20
     assert work[16] == pytest.approx(1 / 3)
@@ -53,33 +53,33 @@ def test_a_bin_that_is_worked_in_for_a_part_has_that_share(trace):
 
 
 def test_absences_are_told_from_waiting(trace):
-    away = timelines.read(trace, [0, 1, 2], END).away
+    away = timelines.read_lanes(trace, [0, 1, 2], END).away
     assert np.flatnonzero(away[0]).tolist() == list(range(20, 30))  # since it was lost
     assert np.flatnonzero(away[1]).tolist() == [*range(50), *range(100, 200)]
     assert away[2].sum() == 0
 
 
 def test_what_arrived_and_what_came_to_nothing(trace):
-    read = timelines.read(trace, [0, 1, 2], END)
+    read = timelines.read_lanes(trace, [0, 1, 2], END)
     assert np.flatnonzero(read.arrived[0]).tolist() == [10, 12]
-    assert np.flatnonzero(read.in_vain[0]).tolist() == [20]
+    assert np.flatnonzero(read.failed[0]).tolist() == [20]
     assert read.arrived[1].sum() == 0  # the strategy rejected it
-    assert np.flatnonzero(read.in_vain[1]).tolist() == [60]
+    assert np.flatnonzero(read.failed[1]).tolist() == [60]
 
 
 def test_clients_are_sorted_by_what_a_step_takes_them(trace):
     # client 0: 10/5 and 2.5/5 seconds a step, the median is 1.25; client 1: 10/5
-    assert timelines.paces(trace) == {0: 1.25, 1: 2.0}
-    assert timelines.by_speed([0, 1, 2, 3], [{0: 9.0, 1: 2.0}, {1: 2.0, 3: 1.0}]) == [3, 1, 0, 2]
+    assert timelines.step_seconds(trace) == {0: 1.25, 1: 2.0}
+    assert timelines.sort_by_speed([0, 1, 2, 3], [{0: 9.0, 1: 2.0}, {1: 2.0, 3: 1.0}]) == [3, 1, 0, 2]
 
 
 def test_of_many_some_are_shown_from_the_fastest_to_the_slowest():
-    assert timelines.some(range(1000), 4) == [0, 250, 500, 999]
-    assert timelines.some([5, 3], 4) == [5, 3]
-    assert timelines.some([], 4) == []
+    assert timelines.sample_clients(range(1000), 4) == [0, 250, 500, 999]
+    assert timelines.sample_clients([5, 3], 4) == [5, 3]
+    assert timelines.sample_clients([], 4) == []
 
 
 def test_a_run_that_ended_at_once_has_empty_lanes():
     trace = Trace()
     trace.flush()
-    assert timelines.read(trace.db, [0], 0.0).work.sum() == 0
+    assert timelines.read_lanes(trace.db, [0], 0.0).work.sum() == 0

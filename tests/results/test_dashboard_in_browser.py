@@ -8,14 +8,14 @@ import urllib.request
 from html import escape
 
 import pytest
-from drawn import folder, told
+from handwritten_runs import folder, told
 from test_dashboard import ended, served
 from test_page_in_browser import HOSTILE, WIDTH, browsed, pytestmark  # noqa: F401
 
 from offbeat.engine.until import Until
 from offbeat.experiment import comparison
 from offbeat.experiment.run import run_lock
-from offbeat.results.dashboard import Handler
+from offbeat.results.dashboard import DashboardHandler
 
 
 def test_an_empty_store_says_how_to_begin(tmp_path):
@@ -31,7 +31,7 @@ def test_a_list_refreshes_itself(tmp_path, monkeypatch):
     home = tmp_path / "runs"
     told(home / "first", "fedavg")
     with served(home) as server:
-        calls, entries = [], server.store.entries
+        calls, entries = [], server.run_index.entries
 
         def grown():
             if calls:
@@ -39,7 +39,7 @@ def test_a_list_refreshes_itself(tmp_path, monkeypatch):
             calls.append(1)
             return entries()
 
-        monkeypatch.setattr(server.store, "entries", grown)
+        monkeypatch.setattr(server.run_index, "entries", grown)
         document, console = browsed(server.address, tmp_path)
     assert console == []
     assert 'data-refreshed="yes"' in document
@@ -66,7 +66,7 @@ def test_curves_of_a_running_run_grow_without_a_reload(tmp_path, monkeypatch):
         trace.add(float(point), "dispatch", 0, 0, point)
         trace.metrics(float(point), 0, point, {"acc": point / 10, "loss": 1.0})
     trace.flush()
-    found, asked = Handler._found, []
+    found, asked = DashboardHandler._find_entries, []
 
     def more(self, names):
         asked.append(self.path)
@@ -77,8 +77,8 @@ def test_curves_of_a_running_run_grow_without_a_reload(tmp_path, monkeypatch):
             db.close()
         return found(self, names)
 
-    monkeypatch.setattr(Handler, "_found", more)
-    with run_lock.alone(run.folder), served(home) as server:
+    monkeypatch.setattr(DashboardHandler, "_find_entries", more)
+    with run_lock.exclusive_lock(run.folder), served(home) as server:
         document, console = browsed(f"{server.address}view?of=run", tmp_path)
     trace.close()
     assert console == []
@@ -86,23 +86,23 @@ def test_curves_of_a_running_run_grow_without_a_reload(tmp_path, monkeypatch):
     assert [path for path in asked if path.startswith("/view")] == ["/view?of=run"]
     assert "data-refreshed" in document
     assert re.search(r"<b>0\.500</b>", document)  # the newest value, in the legend
-    assert "going on" in document
+    assert "running" in document
 
 
 def test_a_run_that_has_not_begun_is_waited_for(tmp_path):
     home = tmp_path / "runs"
     experiment = told(tmp_path / "made", "fedavg").experiment()
-    comparison.create(home / "pair", {"fedavg": experiment}, [0])
+    comparison.create_comparison(home / "pair", {"fedavg": experiment}, [0])
     with served(home) as server:
         document, console = browsed(f"{server.address}view?of=pair", tmp_path)
     assert console == []
-    assert "no run has begun" in document
+    assert "no run has started" in document
 
 
 def test_names_that_mean_harm_stay_names(tmp_path):
     home = tmp_path / "runs"
     experiment = told(tmp_path / "made", "fedavg").experiment()
-    comparison.create(home / "<img src=x onerror=alert(1)>", {HOSTILE: experiment}, [0])
+    comparison.create_comparison(home / "<img src=x onerror=alert(1)>", {HOSTILE: experiment}, [0])
     with served(home) as server:
         document, console = browsed(server.address, tmp_path)
     assert console == []
