@@ -55,7 +55,7 @@ def test_every_data_set_reads_back_from_a_file_as_itself(name, tmp_path):
         ("data=digit", "unknown data set 'digit': did you mean 'digits'"),
         ("data={name: npz}", "data: folder must be given"),
         ("data.vocabulary=9", "unknown setting 'vocabulary'"),
-        ("data={name: synthetic, alpha: -1}", "data: synthetic alpha = -1.0"),
+        ("data={name: synthetic, alpha: -1}", "data: Synthetic: alpha = -1.0"),
         ("data={name: fitrec, target: pulse}", "data.target: unknown value 'pulse'"),
     ],
 )

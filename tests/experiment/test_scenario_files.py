@@ -54,10 +54,10 @@ def test_partitions(partition: Any) -> None:
         ({"model": {"name": "resnet", "depth": 50}}, "model.depth = 50: expected 18 or 34"),
         ({"model": {"name": "cnn", "pool": "lost"}}, "model.pool: unknown value 'lost': did you mean 'last'"),
         ({"model": "resnet50"}, "unknown model 'resnet50': did you mean 'resnet'"),
-        ({"model": {"name": "mlp", "hidden": [8, 0]}}, r"model: mlp hidden = \(8, 0\)"),
+        ({"model": {"name": "mlp", "hidden": [8, 0]}}, r"model: Mlp: hidden = \(8, 0\)"),
         ({"partition": "piece"}, "unknown partition 'piece': did you mean 'pieces'"),
         ({"partition": {"name": "pieces", "sizes": [1, "big"]}}, "partition.sizes"),
-        ({"partition": {"name": "main-class", "share": 95}}, "partition: main-class share = 95"),
+        ({"partition": {"name": "main-class", "share": 95}}, "partition: MainClass: share = 95"),
     ],
 )
 def test_what_cannot_be_meant_is_one_line(settings: dict[str, Any], message: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from offbeat.core.errors import ConfigError, DataError
+from offbeat.core.errors import DataError
 from offbeat.core.protocol import LocalWork
 from offbeat.scenario import summaries
 from offbeat.scenario.availability import (
@@ -127,32 +127,6 @@ def test_recorded_presence(tmp_path: Path) -> None:
     assert (law.next_available(0, 1, 0.0), law.next_available(0, 1, 40.0)) == (30.0, inf)
     with pytest.raises(DataError, match="no rows for client 2: it has 2 clients"):
         law.covers(range(3))
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Dropout(share=1.5), "dropout: share = 1.5: a share of the clients lies between 0 and 1"),
-        (lambda: Dropout(at=-5.0), "dropout: at = -5.0"),
-        (lambda: Dropout(at=(5.0, 1.0)), r"dropout: at = \(5.0, 1.0\)"),
-        (lambda: Periodic(share=1.0), "periodic: share = 1.0: from 0 to less than 1"),
-        (lambda: Periodic(period=0.0), "periodic: period = 0.0: must be positive"),
-        (lambda: Periodic(period=1e-9), "periodic: period = 1e-09: at least 0.001 seconds"),
-        (lambda: Periodic(share=1e-7), "periodic: share = 1e-07: 0, or from 0.0001 to 0.9999"),
-        (lambda: Periodic(share=0.999999), "periodic: share = 0.999999: 0, or from 0.0001 to 0.9999"),
-        (lambda: Diurnal(day=1e-4), "diurnal: day = 0.0001: at least 0.001 seconds"),
-        (lambda: Diurnal(hours=1e-9), "diurnal: hours = 1e-09 are 3.6e-06 s of a day of 86400 s: at least 0.001 s"),
-        (lambda: Churn(down=1e-12), "churn: down = 1e-12: at least 0.001 seconds"),
-        (lambda: Diurnal(hours=24.0), "diurnal: hours"),
-        (lambda: Diurnal(hours=0.0), "diurnal: hours"),
-        (lambda: Churn(up=0.0), "churn: up = 0.0"),
-        (lambda: Churn(down=float("inf")), "churn: down = inf"),
-        (lambda: JoinAndLeave(stay=(1.0,)), "join_and_leave: stay"),
-    ],
-)
-def test_availability_that_cannot_be_meant_is_refused(make: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make()
 
 
 def test_every_law_has_a_summary() -> None:

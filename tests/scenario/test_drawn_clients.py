@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat.core.computed_rows import ComputedRows, evenly_spaced, map_rows
-from offbeat.core.errors import ConfigError, DataError
+from offbeat.core.errors import DataError
 from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.partition import Draws, Split, class_counts
 from offbeat.training.client_data import ClientData
@@ -82,27 +82,12 @@ def test_a_class_that_is_used_up_is_followed_by_others() -> None:
     assert torch.equal(Draws(size=40, alpha=0.5).split(y, 1, seed=0)[0], torch.arange(40))
 
 
-@pytest.mark.parametrize("size", [0, -1, 2.5, True, (1, 2, 3), (5, 4), (0, 3), (1.0, 2), ()])
-def test_impossible_sizes_are_refused(size: Any) -> None:
-    with pytest.raises(ConfigError, match="draws size = "):
-        Draws(size=size)
-
-
-@pytest.mark.parametrize("alpha", [0.0, -1.0, float("inf"), float("nan")])
-def test_impossible_mixes_are_refused(alpha: float) -> None:
-    with pytest.raises(ConfigError, match="draws alpha = "):
-        Draws(alpha=alpha)
-
-
 def test_what_cannot_be_drawn_is_said() -> None:
-    with pytest.raises(DataError, match="draws: 20 examples a client, there are 10: lower size"):
+    with pytest.raises(DataError, match="draws: 20 examples for each client, there are 10: lower size"):
         Draws(size=(1, 20)).split(labels(10), 5, seed=0)
-    with pytest.raises(DataError, match="draws with alpha needs one class label an example"):
+    with pytest.raises(DataError, match="draws with alpha needs one class label for each example"):
         Draws(size=2, alpha=1.0).split(torch.rand(10), 5, seed=0)
     assert len(Draws(size=2).split(torch.rand(10), 5, seed=0)) == 5
-    for clients in (0, 10**12, 10**24):
-        with pytest.raises(ConfigError, match=r"draws: clients = .*: from 1 to 10000000"):
-            Draws(size=2).split(labels(10), clients, seed=0)
 
 
 # ---------------------------------------------------------------- rows that are computed
@@ -128,7 +113,7 @@ def test_clients_hold_computed_rows_as_they_hold_stored_ones() -> None:
     with pytest.raises(DataError, match="no data for client 12: there are 12 clients, 0, 1, 2, 3, 4, …"):
         lazy.take(12, torch.tensor([0]))
     travelled = pickle.loads(pickle.dumps(lazy))  # to a worker in another process
-    assert torch.equal(travelled.targets(7), stored.client_labels(7))
+    assert torch.equal(travelled.client_labels(7), stored.client_labels(7))
 
 
 @pytest.mark.parametrize("part", ["train", "test"])

@@ -127,21 +127,6 @@ def test_faults_of_the_content_are_made_between_worker_and_gate() -> None:
     assert stray.local.tolist() == result().local.tolist()  # nobody's job is nobody's fault
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Crash(probability=1.5), "crash: probability = 1.5: lies between 0 and 1"),
-        (lambda: Scaled(share=-0.1), "scaled: share = -0.1"),
-        (lambda: Scaled(factor=float("inf")), "scaled: factor = inf"),
-        (lambda: Corrupted(entries=0), "corrupted: entries = 0"),
-        (lambda: DuplicateUpload(within=-1.0), "duplicate_upload: within = -1.0"),
-    ],
-)
-def test_faults_that_cannot_be_meant_are_refused(make: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make()
-
-
 def test_the_registry_names_them_and_the_command_line_lists_them() -> None:
     assert {cls.name: cls for cls in FAULTS.values()} == FAULTS
     assert all(text.endswith(".") for text in summaries(FAULTS).values())

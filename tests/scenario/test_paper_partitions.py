@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat.core.errors import ConfigError, DataError
+from offbeat.core.errors import DataError
 from offbeat.scenario.partition import (
     PARTITIONS,
     ClassSubsets,
@@ -221,11 +221,9 @@ def test_fifty_clients_of_2300_fit_into_ag_news_and_of_2400_do_not() -> None:
     counts = table(MainClass(main=1, size=2300), y, 50)
     assert counts == [[2185 if c == i % 4 else 38 for c in range(4)] for i in range(50)]
     with pytest.raises(
-        DataError, match=r"50 clients ask for 31120 examples of class 0, there are 30000: .* or give a smaller size"
+        DataError, match=r"50 clients need 31120 examples of class 0, there are 30000: .* or give a smaller size"
     ):
         MainClass(main=1, size=2400).split(y, 50, seed=0)
-    with pytest.raises(ConfigError, match="main-class size = 0: at least 1 example a client"):
-        MainClass(size=0)
 
 
 def test_the_number_of_main_classes_can_be_given_and_goes_round() -> None:
@@ -303,17 +301,12 @@ def test_counts_of_labels_that_are_no_classes_are_sizes() -> None:
             20,
             "dual-dirichlet left a client with fewer than 2 examples in 100 tries .*raise sizes",
         ),
-        (ClassSubsets(most=6), 1000, 5, "up to 6 classes a client, the data has 5: lower most"),
-        (ClassSubsets(fewest=1, most=1), 1000, 4, "4 clients of at most 1 classes cannot hold all 5: raise most"),
+        (ClassSubsets(most=6), 1000, 5, "most = 6, but the data has 5 classes: lower most"),
+        (ClassSubsets(fewest=1, most=1), 1000, 4, "4 clients of at most 1 classes cannot have all 5: raise most"),
         # 200 * 5 // 7 = 142 each, 134 of the main class: clients 0 and 5 share class 0, the other five take 8 // 4 = 2
-        (
-            MainClass(),
-            1000,
-            7,
-            "7 clients ask for 278 examples of class 0, there are 200: use a number of clients that the 5 classes",
-        ),
-        (MainClass(main=5), 1000, 5, "5 main classes of 5: no other is left"),
-        (MainClass(share=0.1), 25, 5, "5 examples a client are too few for 1 main classes"),
+        (MainClass(), 1000, 7, "7 clients need 278 examples of class 0, there are 200: use a multiple of 5 clients"),
+        (MainClass(main=5), 1000, 5, "5 main classes of 5: there are no other classes"),
+        (MainClass(share=0.1), 25, 5, "5 examples for each client are too few for 1 main classes"),
         (
             Pieces(),
             1000,
@@ -333,7 +326,7 @@ def test_what_cannot_be_satisfied_is_said(partition: Partition, examples: int, c
 def test_a_draw_that_never_comes_is_given_up() -> None:
     # every one of 12 clients would have to draw another of 12 classes: 12! / 12^12 = 5e-5 a try
     with pytest.raises(
-        DataError, match=r"in 100 tries no draw gave every one of 12 classes to somebody .*raise fewest and most"
+        DataError, match=r"in 100 tries no draw gave each of 12 classes a client .*raise fewest and most"
     ):
         ClassSubsets(fewest=1, most=1).split(labels(120, classes=12), 12, seed=1)
 
@@ -357,31 +350,8 @@ def test_fewer_owners_than_clients_is_said() -> None:
 
 @pytest.mark.parametrize("name", [name for name, cls in PARTITIONS.items() if cls not in (Iid, Natural, Draws)])
 def test_real_targets_have_no_classes_to_part_by(name: str) -> None:
-    with pytest.raises(DataError, match=f"{name} needs one class label an example, got torch.float32.*use iid"):
+    with pytest.raises(DataError, match=f"{name} needs one class label for each example, got torch.float32.*use iid"):
         PARTITIONS[name]().split(torch.rand(100), 5, 1)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: DirichletEqual(alpha=0.0), r"dirichlet-equal alpha = 0\.0"),
-        (lambda: DualDirichlet(sizes=-1.0), r"dual-dirichlet sizes = -1\.0"),
-        (lambda: DualDirichlet(classes=float("inf")), "dual-dirichlet classes = inf"),
-        (lambda: DualDirichlet(min_examples=0), "dual-dirichlet min_examples = 0"),
-        (lambda: ClassSubsets(fewest=4, most=3), "classes fewest = 4, most = 3"),
-        (lambda: ClassSubsets(mean=0.0), r"classes mean = 0\.0"),
-        (lambda: ClassSubsets(deviation=-1.0), r"classes deviation = -1\.0"),
-        (lambda: MainClass(share=1.1), r"main-class share = 1\.1"),
-        (lambda: MainClass(main=0), "main-class main = 0"),
-        (lambda: Pieces(sizes=()), r"pieces sizes = \(\)"),
-        (lambda: Pieces(sizes=(1, -1)), r"pieces sizes = \(1, -1\)"),
-        (lambda: Natural(min_examples=0), "natural min_examples = 0"),
-        (lambda: Natural().split(torch.zeros(3), 0, 1, torch.zeros(3)), "clients = 0"),
-    ],
-)
-def test_impossible_settings_are_refused(make: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make()
 
 
 def test_partitions_are_values() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from offbeat.core.client_environment import JobTiming
-from offbeat.core.errors import ConfigError, DataError
+from offbeat.core.errors import DataError
 from offbeat.core.ledger import Payload
 from offbeat.core.protocol import Layout, LocalWork, Slice
 from offbeat.core.strategies import FedAsync, Local
@@ -66,21 +66,21 @@ def test_columns_nobody_asks_for_may_be_missing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("client,t,seconds_per_step\n0,5,1\n", r"row 2: client 0 begins at t = 5: a gap"),
-        ("client,t,seconds_per_step\n0,0,1\n0,9,\n", r"row 3: seconds_per_step is empty: a recording has no gaps"),
+        ("client,t,seconds_per_step\n0,5,1\n", r"row 2: client 0 begins at t = 5: begin at 0"),
+        ("client,t,seconds_per_step\n0,0,1\n0,9,\n", r"row 3: seconds_per_step is empty"),
         ("client,t,seconds_per_step\n0,0,1\n0,9\n", r"row 3: seconds_per_step is empty"),
         ("client,t,seconds_per_step\n0,0,1\n1,0,1\n0,9,1\n0,8,1\n", r"row 5: client 0 has t = 8 after 9: sort"),
         ("client,t,seconds_per_step\n0,0,1\n0,0,2\n", r"row 3: client 0 has t = 0 after 0: sort"),
-        ("client,t,seconds_per_step\n0,-1,1\n", r"row 2: t = -1: times are 0 or more"),
+        ("client,t,seconds_per_step\n0,-1,1\n", r"row 2: t = -1: times must be 0 or more"),
         ("client,t,seconds_per_step\n0,0,-3\n", r"row 2: seconds_per_step = -3: must be positive"),
         ("client,t,seconds_per_step\n0,0,0\n", r"row 2: seconds_per_step = 0: must be positive"),
         ("client,t,seconds_per_step\n0,0,fast\n", r"row 2: seconds_per_step = 'fast' is not a number"),
         ("client,t,seconds_per_step\n0,0,inf\n", r"row 2: seconds_per_step = inf: must be finite"),
-        ("client,t,seconds_per_step\n-1,0,1\n", r"row 2: client = -1: clients are numbered"),
-        ("client,t,seconds_per_step\n0.5,0,1\n", r"row 2: client = 0.5: clients are numbered"),
+        ("client,t,seconds_per_step\n-1,0,1\n", r"row 2: client = -1: clients must be integers"),
+        ("client,t,seconds_per_step\n0.5,0,1\n", r"row 2: client = 0.5: clients must be integers"),
         ("client,t,seconds_per_step\n0,0,1,7\n", r"row 2: more cells than columns"),
         ("client,t,seconds_per_step,speed\n0,0,1,7\n", r"unknown column 'speed'"),
-        ("client,t,seconds_per_step,t\n0,0,1,0\n", r"column 't' is there 2 times"),
+        ("client,t,seconds_per_step,t\n0,0,1,0\n", r"column 't' occurs 2 times"),
         ("client,t,seconds_per_step\n0,0,1_0\n", r"row 2: seconds_per_step = '1_0' is not a number"),
         ("client,t,seconds_per_step\n", r"no rows"),
         ("", r"no column 'client'; it has none"),
@@ -209,21 +209,6 @@ def test_large_draws_are_slow_as_with_delays() -> None:
     assert all(5 < law.mbps(0, client) < 50 for client in range(100))
     assert law.transfer(0, 0, 10**6, 0.0, up=True) > law.transfer(0, 0, 10**6, 0.0, up=False)
     assert Instant().transfer(0, 0, 10**9, 0.0, up=True) == 0
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Offset(low=-1.0), "network offset: low = -1.0: must be 0 or more"),
-        (lambda: Offset(low=9.0, high=1.0), "low = 9.0 lies above high = 1.0"),
-        (lambda: Bandwidth(low=0.0), "network bandwidth: low = 0.0: must be positive"),
-        (lambda: Bandwidth(latency=-1.0), "network bandwidth: latency = -1.0"),
-        (lambda: Bandwidth(upload=0.0), "network bandwidth: upload = 0.0"),
-    ],
-)
-def test_networks_that_cannot_be_meant_are_refused(make: Any, message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        make()
 
 
 def test_every_network_has_a_summary() -> None:

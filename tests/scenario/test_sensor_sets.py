@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from offbeat.core import draws
-from offbeat.core.errors import ConfigError, DataError
+from offbeat.core.errors import DataError
 from offbeat.scenario.data.activity import HAR_SIGNALS, ExtraSensory, UciHar
 from offbeat.scenario.data.air_quality import BeijingAir, KddAir
 from offbeat.scenario.data.fitrec import FitRec
@@ -172,8 +172,6 @@ def test_too_long_a_window_is_refused(root):
     beijing(root, "A", 20)
     with pytest.raises(DataError, match="no window of 48 hours is complete"):
         BeijingAir().load()
-    with pytest.raises(ConfigError, match=r"air train = 0.9, test = 0.2"):
-        BeijingAir(train=0.9)
 
 
 def kdd(root):

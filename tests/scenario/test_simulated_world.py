@@ -62,7 +62,7 @@ def test_a_response_time_is_what_it_is_whatever_the_rule_costs() -> None:
 
 
 def test_delays_per_step_need_the_steps() -> None:
-    with pytest.raises(ConfigError, match="delays per step need to know the steps"):
+    with pytest.raises(ConfigError, match="delays per step need the steps"):
         SimulatedWorld(delays=ConstantDelays(unit="step"), counts=ExampleCounts([1]), seed=1)
 
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from offbeat import presets
-from offbeat.core.errors import ConfigError
 from offbeat.experiment.spec.config import name_of
-from offbeat.scenario.data import DATASETS, load
+from offbeat.scenario.data import DATASETS
 from offbeat.scenario.data.built_in import STAND_IN_SHAPES, StandIn
 
 
@@ -30,8 +29,3 @@ def test_it_is_a_function_of_its_settings():
 def test_every_set_of_a_quick_preset_has_one():
     used = {name_of("data", presets.load(name, "quick").experiment.data) for name in presets.names() if "/" in name}
     assert used <= STAND_IN_SHAPES.keys() <= DATASETS.keys()
-
-
-def test_what_has_no_shape_is_refused():
-    with pytest.raises(ConfigError, match=r"minst.*mnist"):
-        load(StandIn(of="minst"))

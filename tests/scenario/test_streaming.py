@@ -136,24 +136,6 @@ def test_examples_arrive_in_random_order_each_once(client: int, seed: int) -> No
     assert order.tolist() != Growing().order(seed, client + 1, rows).tolist()
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"start": (0.5, 0.2)}, r"growing start = \(0.5, 0.2\): a share"),
-        ({"start": (-0.1, 0.2)}, "growing start"),
-        ({"start": (0.1, 1.5)}, "nobody starts with more than all"),
-        ({"start": (0.1, 0.2, 0.3)}, "growing start"),
-        ({"rate": -0.001}, "growing rate = -0.001"),
-        ({"rate": float("inf")}, "growing rate"),
-        ({"per": "hour"}, "growing per = 'hour': 'round' or 'second'"),
-        ({"min_examples": 0}, "growing min_examples = 0"),
-    ],
-)
-def test_streams_that_cannot_be_meant_are_refused(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        Growing(**settings)
-
-
 def test_the_registry_names_them_and_says_what_they_are() -> None:
     assert (
         list(STREAMS)
@@ -211,10 +193,8 @@ def test_without_strength_nothing_drifts() -> None:
 
 def test_what_has_no_classes_cannot_come_class_by_class() -> None:
     for labels in (None, torch.rand(5), torch.zeros(5, 2, dtype=torch.int64)):
-        with pytest.raises(DataError, match="only where every example has one class label"):
+        with pytest.raises(DataError, match="need one class label for each example"):
             ClassIncremental().order(0, 0, torch.arange(5), labels)
-    with pytest.raises(ConfigError, match=r"drifting strength = 1.5"):
-        Drifting(strength=1.5)
 
 
 # ---------------------------------------------------------------- in the world, in an experiment

@@ -9,12 +9,40 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable, Mapping
+from dataclasses import fields
 from inspect import getdoc
-from typing import Any, TypeVar
+from math import isfinite
+from typing import Annotated, Any, TypeVar
 
-from offbeat.core.errors import unknown_name
+from offbeat.core.errors import ConfigError, unknown_name
+from offbeat.core.settings import Must, check, least
 
 T = TypeVar("T")
+
+Count = Annotated[int, least(1, "must be at least 1")]
+Counts = Annotated[
+    tuple[int, ...], Must("needs at least one value, each at least 1", lambda values: min(values, default=0) >= 1)
+]
+Rates = Annotated[
+    tuple[float, ...],
+    Must(
+        "needs at least one value, each positive and finite",
+        lambda values: len(values) > 0 and all(value > 0 and isfinite(value) for value in values),
+    ),
+]
+
+
+class ScenarioSettings:
+    """Base class of frozen dataclasses with settings: convert lists of files to tuples and check all annotations."""
+
+    def __post_init__(self) -> None:
+        for setting in fields(self):  # type: ignore[arg-type]
+            if isinstance(value := getattr(self, setting.name, None), list):
+                object.__setattr__(self, setting.name, tuple(value))
+        try:
+            check(self)
+        except ConfigError as error:
+            raise ConfigError(f"{type(self).__name__}: {error}") from None
 
 
 def find_entry(what: str, registry: Mapping[str, T], name: str) -> T:

@@ -11,12 +11,14 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
-from math import floor, inf, isfinite
-from typing import NamedTuple
+from math import floor, inf
+from typing import Annotated, NamedTuple
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.scenario.client_groups import Range, as_range, belongs_to_share, draw_between, require_share
+from offbeat.core.settings import Must, UpToOne, finite
+from offbeat.scenario import ScenarioSettings
+from offbeat.scenario.client_groups import Range, as_range, belongs_to_share, draw_between
 from offbeat.scenario.recordings import AVAILABLE, RecordedLaw, RecordedSeries
 
 MIN_PERIOD_SECONDS = 1e-3  # with shorter periods a run would do nothing but change windows
@@ -30,6 +32,14 @@ class Window(NamedTuple):
     end: float
 
 
+Duration = Annotated[float, finite(MIN_PERIOD_SECONDS, f"must be finite and at least {MIN_PERIOD_SECONDS:g} seconds")]
+PeriodicShare = Annotated[
+    float,
+    Must(
+        f"must be 0, or from {MIN_SHARE:g} to {1 - MIN_SHARE:g}",
+        lambda share: share == 0 or MIN_SHARE <= share <= 1 - MIN_SHARE,
+    ),
+]
 FOREVER, NEVER = Window(-inf, inf), Window(inf, inf)
 
 
@@ -54,15 +64,15 @@ class Always(Availability):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dropout(Availability):
+class Dropout(ScenarioSettings, Availability):
     """A share of the clients drops out forever, at one time or each at a time drawn between two (ASO-Fed, Fig. 4)."""
 
-    share: float = 0.3
+    share: UpToOne = 0.3
     at: float | Range = 0.0  # virtual seconds, or two: each client draws its own; 0: they never take part
 
     def __post_init__(self) -> None:
-        require_share("dropout", self.share)
-        object.__setattr__(self, "at", as_range("dropout: at", self.at))
+        super().__post_init__()
+        object.__setattr__(self, "at", as_range("Dropout: at", self.at))
 
     def window(self, seed: int, client: int, now: float) -> Window:
         if not belongs_to_share(self.share, seed, "dropout", client):
@@ -72,18 +82,18 @@ class Dropout(Availability):
 
 
 @dataclass(frozen=True, kw_only=True)
-class JoinAndLeave(Availability):
+class JoinAndLeave(ScenarioSettings, Availability):
     """A share of the clients joins late and leaves forever after `stay` seconds; the others are always available."""
 
     join: float | Range = (0.0, 600.0)  # virtual seconds, or two: each client draws its own
     stay: float | Range | None = None  # seconds from then on; None: forever
-    share: float = 1.0
+    share: UpToOne = 1.0
 
     def __post_init__(self) -> None:
-        require_share("join_and_leave", self.share)
-        object.__setattr__(self, "join", as_range("join_and_leave: join", self.join))
+        super().__post_init__()
+        object.__setattr__(self, "join", as_range("JoinAndLeave: join", self.join))
         if self.stay is not None:
-            object.__setattr__(self, "stay", as_range("join_and_leave: stay", self.stay))
+            object.__setattr__(self, "stay", as_range("JoinAndLeave: stay", self.stay))
 
     def window(self, seed: int, client: int, now: float) -> Window:
         if not belongs_to_share(self.share, seed, "newcomers", client):
@@ -94,21 +104,15 @@ class JoinAndLeave(Availability):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Periodic(Availability):
+class Periodic(ScenarioSettings, Availability):
     """In every period another share of the clients is away: each draws anew in each period (ASO-Fed, Fig. 5).
 
     The draw is for a period of time, not for an iteration as in the paper. With a period as long as a client's job the
     two are similar, but a job that extends into a period of absence is lost.
     """
 
-    share: float = 0.2  # of all clients, on average
-    period: float = 600.0  # virtual seconds
-
-    def __post_init__(self) -> None:
-        require(0 <= self.share < 1, f"periodic: share = {self.share}: must be from 0 to less than 1")
-        usable = self.share == 0 or MIN_SHARE <= self.share <= 1 - MIN_SHARE
-        require(usable, f"periodic: share = {self.share}: must be 0, or from {MIN_SHARE:g} to {1 - MIN_SHARE:g}")
-        _check_durations("periodic", period=self.period)
+    share: PeriodicShare = 0.2  # of all clients, on average
+    period: Duration = 600.0  # virtual seconds
 
     def window(self, seed: int, client: int, now: float) -> Window:
         if self.share == 0:
@@ -127,24 +131,24 @@ class Periodic(Availability):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Diurnal(Availability):
+class Diurnal(ScenarioSettings, Availability):
     """Clients are available for some hours of every day, such as devices that charge at night."""
 
     begin: float | Range = (20.0, 24.0)  # hour of the day, or two: each client draws its own
     hours: float | Range = (6.0, 10.0)
-    day: float = 86400.0  # virtual seconds of a day; the run begins at midnight
+    day: Duration = 86400.0  # virtual seconds of a day; the run begins at midnight
 
     def __post_init__(self) -> None:
-        low, high = hours = as_range("diurnal: hours", self.hours)
-        object.__setattr__(self, "begin", as_range("diurnal: begin", self.begin))
+        super().__post_init__()
+        low, high = hours = as_range("Diurnal: hours", self.hours)
+        object.__setattr__(self, "begin", as_range("Diurnal: begin", self.begin))
         object.__setattr__(self, "hours", hours)
-        require(low > 0 and high < 24, f"diurnal: hours = {hours}: must be more than 0 and less than 24")
-        _check_durations("diurnal", day=self.day)
+        require(low > 0 and high < 24, f"Diurnal: hours = {hours}: must be more than 0 and less than 24")
         shortest = low * self.day / 24
         span = f"{shortest:g} s of a day of {self.day:g} s"
         require(
             shortest >= MIN_PERIOD_SECONDS,
-            f"diurnal: hours = {low} are {span}: must be at least {MIN_PERIOD_SECONDS:g} s",
+            f"Diurnal: hours = {low} are {span}: must be at least {MIN_PERIOD_SECONDS:g} s",
         )
 
     def window(self, seed: int, client: int, now: float) -> Window:
@@ -159,20 +163,16 @@ class Diurnal(Availability):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Churn(Availability):
+class Churn(ScenarioSettings, Availability):
     """Clients come and go at random: exponential times of presence (mean `up` seconds) and absence (`down`)."""
 
-    up: float = 3600.0  # mean seconds of presence
-    down: float = 600.0  # mean seconds of absence
-    share: float = 1.0  # of the clients; the others are always available
+    up: Duration = 3600.0  # mean seconds of presence
+    down: Duration = 600.0  # mean seconds of absence
+    share: UpToOne = 1.0  # of the clients; the others are always available
     # the last window of each client; a cache, windows can be drawn again at any time
     _last: dict[tuple[int, int], tuple[int, Window]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
-
-    def __post_init__(self) -> None:
-        _check_durations("churn", up=self.up, down=self.down)
-        require_share("churn", self.share)
 
     def window(self, seed: int, client: int, now: float) -> Window:
         if not belongs_to_share(self.share, seed, "churners", client):
@@ -234,11 +234,3 @@ def _windows(series: RecordedSeries) -> Iterator[Window]:
             start = None
     if start is not None:
         yield Window(start, inf)
-
-
-def _check_durations(law: str, **values: float) -> None:
-    for name, value in values.items():
-        require(value > 0 and isfinite(value), f"{law}: {name} = {value}: must be positive and finite")
-        require(
-            value >= MIN_PERIOD_SECONDS, f"{law}: {name} = {value}: must be at least {MIN_PERIOD_SECONDS:g} seconds"
-        )

@@ -22,10 +22,6 @@ MAX_DENOMINATOR = 1000  # shares are compared with fractions up to this denomina
 Range = tuple[float, float]  # low and high
 
 
-def require_share(what: str, share: float) -> None:
-    require(0 <= share <= 1, f"{what}: share = {share}: must be a share of the clients, from 0 to 1")
-
-
 def require_shares(what: str, shares: tuple[float, ...]) -> None:
     fits = all(share >= 0 for share in shares) and abs(sum(shares) - 1) < 1e-9
     require(fits, f"{what}: shares = {shares}: must be 0 or more and add up to 1")

@@ -11,30 +11,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isfinite, nan
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from torch import Tensor
 
 from offbeat.core import draws
 from offbeat.core.client_environment import JobTiming
-from offbeat.core.errors import require
 from offbeat.core.jobs import Job, Result
+from offbeat.core.settings import Amount, Must, UpToOne
 from offbeat.core.vector import Layout
-from offbeat.scenario import former_names
-from offbeat.scenario.client_groups import belongs_to_share, require_share
+from offbeat.scenario import Count, ScenarioSettings, former_names
+from offbeat.scenario.client_groups import belongs_to_share
 
 
 @dataclass(frozen=True, kw_only=True)
-class Fault(ABC):
+class Fault(ScenarioSettings, ABC):
     """Base class of all faults. Two faults of one class affect the same clients, so use each class once."""
 
     name: ClassVar[str]
-    probability: float = 1.0  # for each job of an affected client
-    share: float = 1.0  # of the clients
-
-    def __post_init__(self) -> None:
-        require(0 <= self.probability <= 1, f"{self.name}: probability = {self.probability}: must be from 0 to 1")
-        require_share(self.name, self.share)
+    probability: UpToOne = 1.0  # for each job of an affected client
+    share: UpToOne = 1.0  # of the clients
 
     def strikes(self, seed: int, client: int, index: int) -> bool:
         """Check whether the fault affects the client's n-th job."""
@@ -57,7 +53,7 @@ class Crash(Fault):
 
     name = "crash"
     why: ClassVar[str] = "crashed"
-    probability: float = 0.1
+    probability: UpToOne = 0.1
 
     def on_the_way(self, seed: int, client: int, index: int, timing: JobTiming) -> JobTiming:
         return timing if timing.crashes else timing._replace(crashes=True, crash_reason=self.why)
@@ -76,13 +72,8 @@ class DuplicateUpload(Fault):
     """The upload arrives twice, the second copy up to `within` seconds after the first; it is counted and dropped."""
 
     name = "duplicate_upload"
-    probability: float = 0.1
-    within: float = 10.0  # seconds
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fine = self.within >= 0 and isfinite(self.within)
-        require(fine, f"duplicate_upload: within = {self.within}: must be 0 or more")
+    probability: UpToOne = 0.1
+    within: Amount = 10.0  # seconds
 
     def on_the_way(self, seed: int, client: int, index: int, timing: JobTiming) -> JobTiming:
         return timing._replace(duplicate_after=self.within * draws.uniform(seed, "duplicate after", client, index))
@@ -100,12 +91,8 @@ class Corrupted(ResultFault):
     """Some trained entries of the uploaded model, drawn for each job, are NaN."""
 
     name = "corrupted"
-    probability: float = 0.1
-    entries: int = 1  # number of damaged entries
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.entries >= 1, f"corrupted: entries = {self.entries}: must be at least 1")
+    probability: UpToOne = 0.1
+    entries: Count = 1  # number of damaged entries
 
     def spoilt(self, layout: Layout, job: Job, local: Tensor) -> Tensor:
         damaged = layout.trainable(local).clone()
@@ -119,12 +106,8 @@ class Scaled(ResultFault):
     """Poisoning: the client uploads `factor` times the change that it trained."""
 
     name = "scaled"
-    share: float = 0.1
-    factor: float = 10.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(isfinite(self.factor), f"scaled: factor = {self.factor}: must be finite")
+    share: UpToOne = 0.1
+    factor: Annotated[float, Must("must be finite", isfinite)] = 10.0
 
     def spoilt(self, layout: Layout, job: Job, local: Tensor) -> Tensor:
         return _scaled_update(layout, job, local, self.factor)
@@ -135,7 +118,7 @@ class SignFlipped(ResultFault):
     """Poisoning: the client uploads the opposite of the change that it trained."""
 
     name = "sign_flipped"
-    share: float = 0.1
+    share: UpToOne = 0.1
 
     def spoilt(self, layout: Layout, job: Job, local: Tensor) -> Tensor:
         return _scaled_update(layout, job, local, -1.0)

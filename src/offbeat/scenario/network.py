@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from math import isfinite
 from typing import Protocol, runtime_checkable
 
 from offbeat.core import draws
 from offbeat.core.errors import require
+from offbeat.core.settings import Amount, Rate
+from offbeat.scenario import ScenarioSettings
 from offbeat.scenario.client_groups import draw_between
 from offbeat.scenario.delays.delay_law import elapsed_seconds
 from offbeat.scenario.recordings import MBPS, RecordedLaw, RecordedSeries
@@ -42,39 +43,35 @@ class Instant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offset:
+class Offset(ScenarioSettings):
     """Every job of a client takes some seconds longer, drawn once between `low` and `high` (ASO-Fed's 10 to 100)."""
 
-    low: float = 10.0  # seconds
-    high: float = 100.0
+    low: Amount = 10.0  # seconds
+    high: Amount = 100.0
 
     def __post_init__(self) -> None:
-        for name, value in (("low", self.low), ("high", self.high)):
-            require(value >= 0 and isfinite(value), f"network offset: {name} = {value}: must be 0 or more")
-        require(self.low <= self.high, f"network offset: low = {self.low} is above high = {self.high}")
+        super().__post_init__()
+        require(self.low <= self.high, f"Offset: low = {self.low} is above high = {self.high}")
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
         return draw_between((self.low, self.high), seed, "network", client) / 2  # half for each direction
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bandwidth:
+class Bandwidth(ScenarioSettings):
     """Models are sent at the client's megabits per second, between `low` and `high`, plus a `latency` each way.
 
     The bytes are those of the model and of what a method sends with it, as the trace counts them.
     """
 
-    low: float = 5.0  # megabits per second of the slowest client
-    high: float = 50.0
-    latency: float = 0.05  # seconds
-    upload: float = 0.2  # upload speed as a share of the download speed
+    low: Rate = 5.0  # megabits per second of the slowest client
+    high: Rate = 50.0
+    latency: Amount = 0.05  # seconds
+    upload: Rate = 0.2  # upload speed as a share of the download speed
 
     def __post_init__(self) -> None:
-        for name, value in (("low", self.low), ("high", self.high), ("upload", self.upload)):
-            require(value > 0 and isfinite(value), f"network bandwidth: {name} = {value}: must be positive and finite")
-        require(self.low <= self.high, f"network bandwidth: low = {self.low} is above high = {self.high}")
-        fine = self.latency >= 0 and isfinite(self.latency)
-        require(fine, f"network bandwidth: latency = {self.latency}: must be 0 or more")
+        super().__post_init__()
+        require(self.low <= self.high, f"Bandwidth: low = {self.low} is above high = {self.high}")
 
     def mbps(self, seed: int, client: int) -> float:
         # a large draw is slow, as in delays

@@ -9,13 +9,15 @@ also defines the order in which they arrive.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, Protocol, get_args
+from typing import Literal, Protocol
 
 import torch
 from torch import Tensor
 
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require
+from offbeat.core.settings import UpToOne
+from offbeat.scenario import Count, ScenarioSettings
 from offbeat.scenario.client_groups import Range, as_range, draw_between
 
 Per = Literal["round", "second"]
@@ -45,7 +47,7 @@ class Static:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Growing:
+class Growing(ScenarioSettings):
     """Each client starts with a share of its data (`start`) and gains more (`rate`) with each round or virtual second.
 
     If two numbers are given, low and high, each client draws its own between them, because devices sample at different
@@ -57,15 +59,14 @@ class Growing:
     start: float | Range = (0.1, 0.9)  # shares of the client's data
     rate: float | Range = (0.0005, 0.001)  # of the client's data; ASO-Fed's 0.05 to 0.1 % an iteration
     per: Per = "round"  # what the rate counts
-    min_examples: int = 1  # or all if a client has fewer; batch statistics need 2
+    min_examples: Count = 1  # or all if a client has fewer; batch statistics need 2
 
     def __post_init__(self) -> None:
-        start = as_range("growing start", self.start, "a share of the client's data")
+        super().__post_init__()
+        start = as_range("Growing: start", self.start, "a share of the client's data")
         object.__setattr__(self, "start", start)
-        object.__setattr__(self, "rate", as_range("growing rate", self.rate, "a share of the client's data"))
-        require(start[1] <= 1, f"growing start = {self.start}: must be at most 1, all data")
-        require(self.per in get_args(Per), f"growing per = {self.per!r}: must be 'round' or 'second'")
-        require(self.min_examples >= 1, f"growing min_examples = {self.min_examples}: must be at least 1")
+        object.__setattr__(self, "rate", as_range("Growing: rate", self.rate, "a share of the client's data"))
+        require(start[1] <= 1, f"Growing: start = {self.start}: must be at most 1, all data")
 
     def arrived(self, seed: int, client: int, total: int, index: int, now: float) -> int:
         start = draw_between(self.start, seed, "arrival start", client)
@@ -86,12 +87,8 @@ class Drifting(Growing):
     gives growing data, strength 1 one class after the other.
     """
 
-    strength: float = 0.7  # from 0 to 1
+    strength: UpToOne = 0.7
     shared: bool = True  # whether the order of the classes is the same for all clients
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(0 <= self.strength <= 1, f"drifting strength = {self.strength}: must be from 0 to 1")
 
     def order(self, seed: int, client: int, rows: Tensor, labels: Tensor | None = None) -> Tensor:
         if labels is None or labels.dim() != 1 or labels.is_floating_point():
@@ -106,7 +103,7 @@ class Drifting(Growing):
 class ClassIncremental(Drifting):
     """Data that grows class by class: a new class begins once all examples of the one before have arrived."""
 
-    strength: float = 1.0
+    strength: UpToOne = 1.0
 
 
 STREAMS: dict[str, type[Stream]] = {

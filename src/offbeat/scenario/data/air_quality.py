@@ -10,12 +10,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
-from offbeat.core.errors import DataError, require
+from offbeat.core.errors import DataError
+from offbeat.core.settings import least
+from offbeat.scenario import Count, ScenarioSettings
 from offbeat.scenario.data.csv_tables import parse_numbers, read_table
 from offbeat.scenario.data.data_files import Published, find_file, find_files
 from offbeat.scenario.data.dataset import Dataset, OwnedExamples, check_time_shares, split_in_time, windows_dataset
@@ -33,19 +36,17 @@ KDD_PAGE = "https://www.biendata.xyz/competition/kdd_2018/data/"
 
 
 @dataclass(frozen=True, kw_only=True)
-class _AirWindows:
+class _AirWindows(ScenarioSettings):
     """Settings of both data sets: the windows and the split of a station's time."""
 
-    hours: int = 48  # of weather in a window; the pollutants of its last hour are predicted
-    stride: int = 25  # hours from one window to the next; 24 would always predict the same hour of the day
-    carry: int = 6  # hours for which a weather value replaces missing ones
+    hours: Count = 48  # of weather in a window; the pollutants of its last hour are predicted
+    stride: Count = 25  # hours from one window to the next; 24 would always predict the same hour of the day
+    carry: Annotated[int, least(0, "must be 0 or more")] = 6  # hours for which a weather value replaces missing ones
     train: float = 0.6  # share of a station's time, from the beginning
     test: float = 0.2  # share at the end; the time in between is left for validation
 
     def __post_init__(self) -> None:
-        require(self.hours >= 1, f"air hours = {self.hours}: must be at least 1")
-        require(self.stride >= 1, f"air stride = {self.stride}: must be at least 1")
-        require(self.carry >= 0, f"air carry = {self.carry}: must be 0 or more")
+        super().__post_init__()
         check_time_shares("air", self.train, self.test)
 
 
@@ -202,7 +203,7 @@ def _dataset(name: str, stations: dict[str, Readings], settings: _AirWindows) ->
 
 
 def _windows(weather: Floats, pollutants: Floats, settings: _AirWindows) -> tuple[Floats, Floats, int]:
-    """Return complete windows (n, hours, weather), the pollutants of their last hours, and the number of windows tried."""
+    """Return complete windows (n, hours, weather), the pollutants of their last hours, and the number tried."""
     features = weather.shape[1]
     if len(weather) < settings.hours:
         return np.empty((0, settings.hours, features)), np.empty((0, len(POLLUTANTS))), 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
-from math import isfinite, prod
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.core import draws
-from offbeat.core.errors import require, unknown_name
+from offbeat.core.errors import unknown_name
+from offbeat.core.settings import Amount
 from offbeat.core.threads import one_thread
+from offbeat.scenario import Count, ScenarioSettings
 from offbeat.scenario.data.dataset import Dataset, OwnedExamples, TaskName, describe_scaling, every_fifth, owned_dataset
 
 
@@ -61,7 +63,7 @@ SYNTHETIC_TRAIN_SHARE = 0.9
 
 
 @dataclass(frozen=True, kw_only=True)
-class Synthetic:
+class Synthetic(ScenarioSettings):
     """FedProx's synthetic(alpha, beta): 10 classes, users of very unequal sizes; nothing to download.
 
     Each user has a softmax model that labels its inputs. `alpha` is how much the users' models differ, `beta` how much
@@ -69,19 +71,12 @@ class Synthetic:
     same distribution of inputs. Inputs have shape (inputs,); the last tenth of a user's examples is for the test.
     """
 
-    alpha: float = 1.0
-    beta: float = 1.0
-    users: int = 30  # each is a client
+    alpha: Amount = 1.0
+    beta: Amount = 1.0
+    users: Count = 30  # each is a client
     iid: bool = False
-    inputs: int = SYNTHETIC_INPUTS  # numbers of an example
+    inputs: Count = SYNTHETIC_INPUTS  # numbers of an example
     seed: int = 0  # of all draws
-
-    def __post_init__(self) -> None:
-        for name in ("alpha", "beta"):
-            value = getattr(self, name)
-            require(value >= 0 and isfinite(value), f"synthetic {name} = {value}: must be 0 or more")
-        require(self.users >= 1, f"synthetic users = {self.users}: must be at least 1")
-        require(self.inputs >= 1, f"synthetic inputs = {self.inputs}: must be at least 1")
 
     @one_thread()
     def load(self) -> Dataset:

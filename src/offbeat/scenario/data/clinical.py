@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 from math import isfinite, prod
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from offbeat.core.errors import DataError, require
+from offbeat.core.errors import DataError
+from offbeat.core.settings import Must
 from offbeat.core.threads import one_thread
+from offbeat.scenario import ScenarioSettings
 from offbeat.scenario.data.csv_tables import parse_numbers, read_table, read_text, truncated
 from offbeat.scenario.data.data_files import Published, data_root, find_file, find_folder, read_bytes
 from offbeat.scenario.data.dataset import Dataset, describe_scaling, every_fifth, owned_dataset
@@ -170,22 +172,21 @@ IXI_PAGE = (
 IXI_ARCHIVE = Published(name="7kd5wj7v7p-3.zip", checksum="eecb83422a2685937a955251fa45cb03")
 IXI_FOLDERS = ("IXI_sample", "7kd5wj7v7p-3/IXI_sample")
 IXI_SPLIT_FILE = "metadata_tiny.csv"  # FLamby's: Patient ID, Manufacturer, Split
+VolumeShape = Annotated[
+    tuple[int, int, int], Must("must be three sizes of at least 1", lambda shape: len(shape) == 3 and min(shape) >= 1)
+]
 IXI_SUBJECT = re.compile(r"IXI(\d+)-(Guys|HH|IOP)-\w+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ixi:
+class Ixi(ScenarioSettings):
     """IXI: 566 volumes of 3 hospitals, the brain's voxels from T1 (files: ixi/IXI_sample/*/{T1,label}/*.nii.gz).
 
     Inputs are T1 images of the head, (1, *shape); the target says for each voxel whether it is brain. Each volume is
     standardised by itself. Each hospital is an owner. Put IXI Tiny into the folder; its archive is unpacked.
     """
 
-    shape: tuple[int, int, int] = (48, 60, 48)  # all volumes are resized to this
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "shape", tuple(self.shape))  # files give lists
-        require(len(self.shape) == 3 and min(self.shape) >= 1, f"ixi shape = {self.shape}: three sizes of 1 or more")
+    shape: VolumeShape = (48, 60, 48)  # all volumes are resized to this
 
     @one_thread()
     def load(self) -> Dataset:

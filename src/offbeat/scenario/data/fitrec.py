@@ -17,13 +17,15 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.core import draws
-from offbeat.core.errors import DataError, require
+from offbeat.core.errors import DataError
+from offbeat.core.settings import least
+from offbeat.scenario import Count, ScenarioSettings
 from offbeat.scenario.data.csv_tables import truncated
 from offbeat.scenario.data.data_files import cannot_read, find_file
 from offbeat.scenario.data.dataset import Dataset, OwnedExamples, check_time_shares, split_in_time, windows_dataset
@@ -44,7 +46,7 @@ _SPORT = re.compile(r"""["']sport["']:\s*["']([^"']*)["']""")
 
 
 @dataclass(frozen=True, kw_only=True)
-class FitRec:
+class FitRec(ScenarioSettings):
     """FitRec: speed or heart rate of 30 users, sampled every 10 seconds (files: fitrec/endomondoHR_proper.json).
 
     Inputs are windows (steps, 3) to predict speed, (steps, 4) to predict heart rate, standardised by the training
@@ -52,19 +54,15 @@ class FitRec:
     """
 
     target: Literal["speed", "heart_rate"] = "speed"  # in km/h, or beats per minute
-    users: int = 30  # drawn from the users with enough workouts of one sport
-    min_workouts: int = 10  # of one sport that a user needs to be drawn
-    steps: int = 30  # of 10 seconds in a window
+    users: Count = 30  # drawn from the users with enough workouts of one sport
+    min_workouts: Annotated[int, least(2, "must be at least 2, for training and test")] = 10  # of one sport
+    steps: Count = 30  # of 10 seconds in a window
     train: float = 0.6  # share of a user's workouts, from the oldest
     test: float = 0.2  # share of the newest; the workouts in between are left for validation
     seed: int = 0  # of the draw of users
 
     def __post_init__(self) -> None:
-        require(self.target in ("speed", "heart_rate"), f"fitrec target = {self.target!r}: 'speed' or 'heart_rate'")
-        require(self.users >= 1, f"fitrec users = {self.users}: must be at least 1")
-        workouts = f"fitrec min_workouts = {self.min_workouts}"
-        require(self.min_workouts >= 2, f"{workouts}: must be at least 2, one for training and one for the test")
-        require(self.steps >= 1, f"fitrec steps = {self.steps}: must be at least 1")
+        super().__post_init__()
         check_time_shares("fitrec", self.train, self.test)
 
     def load(self) -> Dataset:

@@ -12,7 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offbeat.core.errors import DataError, require
+from offbeat.core.errors import DataError
+from offbeat.scenario import Count, ScenarioSettings
 from offbeat.scenario.data.csv_tables import parse_numbers, read_table
 from offbeat.scenario.data.data_files import Published, find_file, find_folder
 from offbeat.scenario.data.dataset import Dataset, Pixels, describe_scaling, owned_dataset
@@ -83,17 +84,14 @@ ISIC_CLASSES = ("MEL", "NV", "BCC", "AK", "BKL", "DF", "VASC", "SCC")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Isic2019:
+class Isic2019(ScenarioSettings):
     """ISIC 2019: 23247 skin lesions of 6 centres, 8 classes (files: isic2019/train_test_split, preprocessed .jpg).
 
     Inputs are colour images (3, size, size), stored as bytes. Each centre is an owner. Images and split are those that
     FLamby prepares; its licences have to be accepted first.
     """
 
-    size: int = 200  # pixels of an edge; the middle of an image is used, and 200 needs 2.8 GB
-
-    def __post_init__(self) -> None:
-        require(self.size >= 1, f"isic2019 size = {self.size}: must be at least 1")
+    size: Count = 200  # pixels of an edge; the middle of an image is used, and 200 needs 2.8 GB
 
     def load(self) -> Dataset:
         table = find_file("isic2019", ISIC_TABLES, page=ISIC_PAGE)

@@ -12,17 +12,20 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from offbeat.core.errors import DataError, require
-from offbeat.core.settings import DataFile
+from offbeat.core.errors import DataError
+from offbeat.core.settings import DataFile, least
+from offbeat.scenario import Count, ScenarioSettings
 from offbeat.scenario.data.csv_tables import read_text, truncated
 from offbeat.scenario.data.data_files import Published, below_root, cannot_read, data_root, find_file, find_folder
 from offbeat.scenario.data.dataset import Dataset, every_fifth
 
 PADDING_NUMBER, UNKNOWN_NUMBER = 0, 1  # the most frequent word has number 2
+Vocabulary = Annotated[int, least(3, "must be at least 3, for padding, the unknown word and one more")]
 WORD = re.compile(r"[a-z0-9]+(?:'[a-z]+)?")
 
 
@@ -59,12 +62,6 @@ def number_texts(texts: Sequence[str], vocabulary: dict[str, int], length: int) 
         numbers = [vocabulary.get(word, UNKNOWN_NUMBER) for word in words] or [UNKNOWN_NUMBER]
         x[row, : len(numbers)] = torch.tensor(numbers)
     return x
-
-
-def check_text_settings(what: str, vocabulary: int, length: int) -> None:
-    need = "must be at least 3, for padding, the unknown word and one more"
-    require(vocabulary >= 3, f"{what} vocabulary = {vocabulary}: {need}")
-    require(length >= 1, f"{what} length = {length}: must be at least 1")
 
 
 def text_dataset(name: str, texts: Texts, vocabulary: int, length: int, tokenizer: str | None) -> Dataset:
@@ -126,20 +123,17 @@ NEWSGROUPS_TRAIN, NEWSGROUPS_TEST = "20news-bydate-train", "20news-bydate-test"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TwentyNews:
+class TwentyNews(ScenarioSettings):
     """Newsgroup posts by date: 18846 posts, 20 groups, as word numbers (files: 20news/20news-bydate-train and -test).
 
     Inputs (length,) are the numbers of a post's first words. The split by date is the published one. The archive is
     downloaded.
     """
 
-    vocabulary: int = 20000  # words, including padding and the unknown word
-    length: int = 200  # words of a post
+    vocabulary: Vocabulary = 20000  # words, including padding and the unknown word
+    length: Count = 200  # words of a post
     headers: bool = False  # keep header lines such as From and Organization, which reveal the group
     tokenizer: DataFile | None = None  # folder of a pretrained tokenizer that replaces words (extra text)
-
-    def __post_init__(self) -> None:
-        check_text_settings("20news", self.vocabulary, self.length)
 
     def load(self) -> Dataset:
         return text_dataset("20news", self.texts(), self.vocabulary, self.length, self.tokenizer)
@@ -181,19 +175,16 @@ AG_NEWS_CLASSES = ("World", "Sports", "Business", "Sci/Tech")
 
 
 @dataclass(frozen=True, kw_only=True)
-class AgNews:
+class AgNews(ScenarioSettings):
     """AG News: 127600 short news, 4 classes, as word numbers (files: ag_news/train.csv and test.csv, or the second).
 
     Inputs (length,) are the numbers of the first words of title and description. The CSV files are those of the
     character-level CNN paper; they are downloaded. Without train.csv, every fifth text of test.csv is for the test.
     """
 
-    vocabulary: int = 20000  # words, including padding and the unknown word
-    length: int = 64  # words of a text
+    vocabulary: Vocabulary = 20000  # words, including padding and the unknown word
+    length: Count = 64  # words of a text
     tokenizer: DataFile | None = None  # folder of a pretrained tokenizer that replaces words (extra text)
-
-    def __post_init__(self) -> None:
-        check_text_settings("ag_news", self.vocabulary, self.length)
 
     def load(self) -> Dataset:
         return text_dataset("ag_news", self.texts(), self.vocabulary, self.length, self.tokenizer)

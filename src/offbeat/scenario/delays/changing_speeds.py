@@ -8,40 +8,43 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from math import isfinite
 from statistics import fmean
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 from offbeat.core import draws
 from offbeat.core.errors import ConfigError, require
-from offbeat.scenario.client_groups import belongs_to_share, require_share
-from offbeat.scenario.delays.delay_law import Delays, Paced, Unit, elapsed_seconds, require_jitter, require_positive
+from offbeat.core.settings import Amount, Must, UpToOne
+from offbeat.scenario import Rates, ScenarioSettings
+from offbeat.scenario.client_groups import belongs_to_share
+from offbeat.scenario.delays.delay_law import Delays, Paced, Unit, elapsed_seconds
 from offbeat.scenario.delays.distributions import Uniform
 from offbeat.scenario.recordings import SECONDS, RecordedLaw
 
 
+def _increasing(times: tuple[float, ...]) -> bool:
+    return all(t >= 0 and isfinite(t) for t in times) and all(a < b for a, b in pairwise(times))
+
+
+Times = Annotated[tuple[float, ...], Must("times must be finite, 0 or more, and increase", _increasing)]
+
+
 @dataclass(frozen=True, kw_only=True)
-class Changing(Delays):
+class Changing(ScenarioSettings, Delays):
     """Another law of delays with sudden changes: from at[i] on, jobs take factors[i] times as long.
 
     A change affects running jobs from that moment on. A `share` of the clients is affected.
     """
 
     delays: Delays = Uniform()
-    at: tuple[float, ...]  # virtual seconds, increasing
-    factors: tuple[float, ...]  # of the usual time: 5 is slow, 0.2 is fast, 1 is unchanged
-    share: float = 1.0  # of the clients that are affected
+    at: Times  # virtual seconds, increasing
+    factors: Rates  # of the usual time: 5 is slow, 0.2 is fast, 1 is unchanged
+    share: UpToOne = 1.0  # of the clients that are affected
     _times: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "at", tuple(self.at))  # files give lists
-        object.__setattr__(self, "factors", tuple(self.factors))
+        super().__post_init__()
         counts = f"{len(self.at)} times and {len(self.factors)} factors"
-        require(len(self.at) == len(self.factors) > 0, f"changing delays: {counts}: give one factor for each time")
-        fine = all(t >= 0 and isfinite(t) for t in self.at)
-        require(fine, f"changing delays: at = {self.at}: times must be finite, 0 or more")
-        require(all(a < b for a, b in pairwise(self.at)), f"changing delays: at = {self.at}: times must increase")
-        require_positive("changing", **{f"factors[{i}]": factor for i, factor in enumerate(self.factors)})
-        require_share("changing delays", self.share)
-        already = f"changing delays: {type(self.delays).__name__} already changes with time"
+        require(len(self.at) == len(self.factors), f"Changing: {counts}: give one factor for each time")
+        already = f"Changing: {type(self.delays).__name__} already changes with time"
         require(not isinstance(self.delays, Paced), f"{already}: give all times and factors to one law")
         object.__setattr__(self, "_times", (float("-inf"), *self.at))
 
@@ -79,18 +82,15 @@ class Changing(Delays):
 
 
 @dataclass(frozen=True, kw_only=True)
-class RecordedDelays(RecordedLaw, Delays):
+class RecordedDelays(ScenarioSettings, RecordedLaw, Delays):
     """Recorded seconds per local step, from a CSV or Parquet file: columns client, t, seconds_per_step.
 
     A value is valid from its time t until the next; the last one is valid forever. A change affects running jobs.
     """
 
     column = SECONDS
-    jitter: float = 0.0
+    jitter: Amount = 0.0
     unit: Unit = field(init=False, default="step", repr=False)
-
-    def __post_init__(self) -> None:
-        require_jitter(self.jitter)
 
     def mean_of(self, seed: int, client: int) -> float:
         """Return the mean over the recorded time; the last value counts as long as the one before it."""

@@ -10,12 +10,11 @@ from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import isfinite
-from typing import Literal, Protocol, get_args, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from offbeat.core import draws
-from offbeat.core.errors import require
-from offbeat.scenario import former_names
+from offbeat.core.settings import Amount
+from offbeat.scenario import ScenarioSettings, former_names
 
 # the seconds are those of a job, of a local step, or until the response whatever the work of the job
 Unit = Literal["job", "step", "response"]
@@ -60,15 +59,11 @@ class Paced(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DelayDistribution(Delays, ABC):
+class DelayDistribution(ScenarioSettings, Delays, ABC):
     """Base class of laws with a distribution of means and the same jitter; subclasses define `mean_of`."""
 
-    jitter: float = 0.05  # standard deviation of a job's time, relative to the client's mean
+    jitter: Amount = 0.05  # standard deviation of a job's time, relative to the client's mean
     unit: Unit = "job"  # whether times are per job, per local step, or response times
-
-    def __post_init__(self) -> None:
-        require_jitter(self.jitter)
-        require_unit(self.unit)
 
     @abstractmethod
     def mean_of(self, seed: int, client: int) -> float: ...
@@ -84,19 +79,6 @@ class DelayDistribution(Delays, ABC):
 def speed(seed: int, client: int) -> float:
     """Return the client's rank among all in (0, 1); it is the same under every law, and large ranks are slow."""
     return draws.uniform(seed, "speed", client)
-
-
-def require_unit(unit: str) -> None:
-    require(unit in get_args(Unit), f"delays: unit = {unit!r}: must be 'job', 'step' or 'response'")
-
-
-def require_jitter(jitter: float) -> None:
-    require(jitter >= 0 and isfinite(jitter), f"delays: jitter = {jitter}: must be 0 or more")
-
-
-def require_positive(law: str, **values: float) -> None:
-    for name, value in values.items():
-        require(value > 0 and isfinite(value), f"{law} delays: {name} = {value}: must be positive and finite")
 
 
 def elapsed_seconds(amount: float, started: float, times: Sequence[float], rates: Sequence[float]) -> float:

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from math import isfinite, sqrt
 from pathlib import Path
 from statistics import NormalDist, fmean
+from typing import Annotated
 
 from offbeat.core import draws
 from offbeat.core.errors import require
-from offbeat.scenario.delays.delay_law import Delays, Unit, require_positive, require_unit
+from offbeat.core.settings import Must, Rate
+from offbeat.scenario import Rates, ScenarioSettings
+from offbeat.scenario.delays.delay_law import Delays, Unit
 
 STANDARD_NORMAL = NormalDist()
 
@@ -22,10 +25,13 @@ with open(Path(__file__).with_name("device_delays.csv"), encoding="utf-8", newli
     _rows = list(csv.DictReader(_file))
 RASPBERRY_MEANS = tuple(float(row["mean_seconds"]) for row in _rows)
 RASPBERRY_STDS = tuple(float(row["std_seconds"]) for row in _rows)
+Deviations = Annotated[
+    tuple[float, ...], Must("each must be 0 or more", lambda stds: all(std >= 0 and isfinite(std) for std in stds))
+]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Devices(Delays):
+class Devices(ScenarioSettings, Delays):
     """Each client is one of some measured devices, drawn with replacement; its jobs are normal as that device's were.
 
     A draw that is not positive is replaced by the device's mean, as in OrthoFL's code. So a job takes m + s phi(m/s) on
@@ -33,20 +39,15 @@ class Devices(Delays):
     to another model or data set.
     """
 
-    means: tuple[float, ...] = RASPBERRY_MEANS  # seconds of a job on each device
-    stds: tuple[float, ...] = RASPBERRY_STDS  # standard deviations of these times
-    scale: float = 1.0  # factor of all times
+    means: Rates = RASPBERRY_MEANS  # seconds of a job on each device
+    stds: Deviations = RASPBERRY_STDS  # standard deviations of these times
+    scale: Rate = 1.0  # factor of all times
     unit: Unit = "job"
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "means", tuple(self.means))  # files give lists
-        object.__setattr__(self, "stds", tuple(self.stds))
+        super().__post_init__()
         counts = f"{len(self.means)} means and {len(self.stds)} stds"
-        require(len(self.means) == len(self.stds) > 0, f"device delays: {counts}: give one of each for every device")
-        require_positive("device", scale=self.scale, **{f"means[{i}]": mean for i, mean in enumerate(self.means)})
-        for i, std in enumerate(self.stds):
-            require(std >= 0 and isfinite(std), f"device delays: stds[{i}] = {std}: must be 0 or more")
-        require_unit(self.unit)
+        require(len(self.means) == len(self.stds), f"Devices: {counts}: give one of each for every device")
 
     def device_of(self, seed: int, client: int) -> int:
         return draws.below(len(self.means), seed, "device", client)

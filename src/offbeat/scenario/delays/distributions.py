@@ -6,25 +6,25 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from math import exp, log, pi, sqrt
 from statistics import NormalDist
-from typing import ClassVar
+from typing import Annotated
 
 from offbeat.core.errors import require
+from offbeat.core.settings import Amount, Must, Rate, finite
+from offbeat.scenario import Rates
 from offbeat.scenario.client_groups import group_of, require_shares
-from offbeat.scenario.delays.delay_law import MIN_JITTER_FACTOR, DelayDistribution, require_positive, speed
+from offbeat.scenario.delays.delay_law import MIN_JITTER_FACTOR, DelayDistribution, speed
 
 STANDARD_NORMAL = NormalDist()
 MAX_SIGMA = 20.0  # of a lognormal law: then one client in six takes at least e^20 = 5e8 times the median
+
+Sigma = Annotated[float, Must(f"must be positive and at most {MAX_SIGMA:g}", lambda x: 0 < x <= MAX_SIGMA)]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConstantDelays(DelayDistribution):
     """All clients are equally fast: `mean` seconds."""
 
-    mean: float = 1.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("constant", mean=self.mean)
+    mean: Rate = 1.0
 
     def mean_of(self, seed: int, client: int) -> float:
         return self.mean
@@ -34,13 +34,12 @@ class ConstantDelays(DelayDistribution):
 class Uniform(DelayDistribution):
     """Mean times are uniform between `low` and `high` seconds."""
 
-    low: float = 10.0
-    high: float = 500.0
+    low: Rate = 10.0
+    high: Rate = 500.0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive("uniform", low=self.low, high=self.high)
-        require(self.low <= self.high, f"uniform delays: low = {self.low} is above high = {self.high}")
+        require(self.low <= self.high, f"Uniform: low = {self.low} is above high = {self.high}")
 
     def mean_of(self, seed: int, client: int) -> float:
         return self.low + (self.high - self.low) * speed(seed, client)
@@ -50,12 +49,8 @@ class Uniform(DelayDistribution):
 class Normal(DelayDistribution):
     """Mean times are normal around `mean` seconds with deviation `spread` × mean, and at least 5 % of the mean."""
 
-    mean: float = 60.0
-    spread: float = 0.3  # FedCompass's
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require_positive("normal", mean=self.mean, spread=self.spread)
+    mean: Rate = 60.0
+    spread: Rate = 0.3  # FedCompass's
 
     def mean_of(self, seed: int, client: int) -> float:
         return self.mean * max(MIN_JITTER_FACTOR, 1.0 + self.spread * STANDARD_NORMAL.inv_cdf(speed(seed, client)))
@@ -65,22 +60,18 @@ class Normal(DelayDistribution):
 class _LowerBounded(DelayDistribution):
     """Base class of laws whose fastest clients take almost no time unless `least` is given."""
 
-    law: ClassVar[str]
-    mean: float = 60.0
-    least: float = 0.0  # smallest mean time of a client
+    mean: Rate = 60.0
+    least: Amount = 0.0  # smallest mean time of a client
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive(self.law, mean=self.mean)
-        least = f"{self.law} delays: least = {self.least}"
-        require(0 <= self.least <= self.mean, f"{least}: must be from 0 to the mean, {self.mean}")
+        least = f"{type(self).__name__}: least = {self.least}"
+        require(self.least <= self.mean, f"{least}: must be from 0 to the mean, {self.mean}")
 
 
 @dataclass(frozen=True, kw_only=True)
 class HalfNormal(_LowerBounded):
     """Mean times are half-normal around `mean` seconds: most clients are fast, none is very slow."""
-
-    law = "half-normal"
 
     def mean_of(self, seed: int, client: int) -> float:
         scale = self.mean * sqrt(pi / 2)  # the mean of |N(0, s^2)| is s sqrt(2 / pi)
@@ -95,22 +86,19 @@ class Lognormal(DelayDistribution):
     median = mean exp(-sigma^2 / 2).
     """
 
-    median: float = 60.0
-    sigma: float = 1.0
-    mean: float | None = None
-    std: float | None = None
+    median: Rate = 60.0
+    sigma: Sigma = 1.0
+    mean: Rate | None = None
+    std: Rate | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive("lognormal", median=self.median, sigma=self.sigma)
-        require(self.sigma <= MAX_SIGMA, f"lognormal delays: sigma = {self.sigma}: must be at most {MAX_SIGMA:g}")
         if self.mean is None or self.std is None:
-            require(self.mean is self.std, "lognormal delays: give both mean and std, or neither")
+            require(self.mean is self.std, "Lognormal: give both mean and std, or neither")
             return
-        require_positive("lognormal", mean=self.mean, std=self.std)
         # so that squares do not overflow and sigma stays below 16
         usable = 1e-100 <= self.mean <= 1e100 and self.std <= 1e50 * self.mean
-        require(usable, f"lognormal delays: mean = {self.mean}, std = {self.std}: too far from 1 or from each other")
+        require(usable, f"Lognormal: mean = {self.mean}, std = {self.std}: too far from 1 or from each other")
         variance = log(self.std**2 / self.mean**2 + 1)
         object.__setattr__(self, "sigma", sqrt(variance))
         object.__setattr__(self, "median", self.mean * exp(-variance / 2))
@@ -122,8 +110,6 @@ class Lognormal(DelayDistribution):
 @dataclass(frozen=True, kw_only=True)
 class ExponentialDelays(_LowerBounded):
     """Mean times are exponential around `mean` seconds: many fast clients, a long tail of slow ones."""
-
-    law = "exponential"
 
     def mean_of(self, seed: int, client: int) -> float:
         return max(self.least, -self.mean * log(1.0 - speed(seed, client)))  # the quantile
@@ -137,15 +123,13 @@ class LongTail(DelayDistribution):
     less than about twice the lowest time, whatever the highest.
     """
 
-    low: float = 10.0
-    high: float = 500.0
-    a: float = 1.0  # shape of the distribution; smaller values give more slow clients
+    low: Rate = 10.0
+    high: Rate = 500.0
+    a: Annotated[float, finite(1e-6, "must be at least 1e-6 and finite")] = 1.0  # smaller values give more slow clients
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require_positive("long-tail", low=self.low, high=self.high, a=self.a)
-        require(self.low <= self.high, f"long-tail delays: low = {self.low} is above high = {self.high}")
-        require(self.a >= 1e-6, f"long-tail delays: a = {self.a}: must be at least 1e-6")
+        require(self.low <= self.high, f"LongTail: low = {self.low} is above high = {self.high}")
 
     def mean_of(self, seed: int, client: int) -> float:
         # F(x) = (1 - (low/x)^a) / (1 - (low/high)^a)
@@ -161,18 +145,15 @@ class Groups(DelayDistribution):
     of the groups are drawn, but the shares are exact: with L1, 6, 2 and 2 of every ten clients.
     """
 
-    period: float = 10.0
-    factors: tuple[float, ...] = (1.0, 3.0, 5.0)
+    period: Rate = 10.0  # seconds
+    factors: Rates = (1.0, 3.0, 5.0)
     shares: tuple[float, ...] = (0.4, 0.3, 0.3)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "factors", tuple(self.factors))  # files give lists
-        object.__setattr__(self, "shares", tuple(self.shares))
-        require_positive("group", period=self.period, **{f"factors[{i}]": f for i, f in enumerate(self.factors)})
         counts = f"{len(self.factors)} factors and {len(self.shares)} shares"
-        require(len(self.factors) == len(self.shares) > 0, f"group delays: {counts}: give one share for each factor")
-        require_shares("group delays", self.shares)
+        require(len(self.factors) == len(self.shares), f"Groups: {counts}: give one share for each factor")
+        require_shares("Groups", self.shares)
 
     def mean_of(self, seed: int, client: int) -> float:
         return self.period * self.factors[group_of(self.shares, seed, "response group", client)]
@@ -182,17 +163,11 @@ class Groups(DelayDistribution):
 class PerClient(DelayDistribution):
     """Measured times: the mean seconds of each client, in the order of the clients."""
 
-    means: tuple[float, ...]  # seconds of each client; for sites in a file also by name: {bern: 20, zug: 240}
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        object.__setattr__(self, "means", tuple(self.means))  # files give lists
-        require(len(self.means) > 0, "per-client delays: means is empty: give one number for each client")
-        require_positive("per-client", **{f"means[{client}]": mean for client, mean in enumerate(self.means)})
+    means: Rates  # seconds of each client; for sites in a file also by name: {bern: 20, zug: 240}
 
     def mean_of(self, seed: int, client: int) -> float:
         known = len(self.means)
-        require(0 <= client < known, f"per-client delays: none for client {client}, there are {known}")
+        require(0 <= client < known, f"PerClient: no delay for client {client}, there are {known}")
         return self.means[client]
 
     def covers(self, clients: Iterable[int]) -> None:

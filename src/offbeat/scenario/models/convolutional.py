@@ -5,22 +5,19 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 from math import prod
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import interpolate
 
-from offbeat.core.errors import ConfigError, require, unknown_name
-from offbeat.scenario.models.model_base import (
-    Shape,
-    check_shapes,
-    require_axes,
-    require_images,
-    require_positive_sizes,
-    seeded,
-)
+from offbeat.core.errors import ConfigError
+from offbeat.core.settings import Must
+from offbeat.scenario import Count, Counts, ScenarioSettings
+from offbeat.scenario.models.model_base import Shape, check_shapes, require_axes, require_images, seeded
 
+Kernel = Annotated[int, Must("must be odd, such as 3 or 5", lambda kernel: kernel >= 1 and kernel % 2 == 1)]
+Widths = Annotated[tuple[int, ...], Must("each must be at least 1", lambda values: min(values, default=1) >= 1)]
 Padding = Literal["same", "valid"]
 Pool = Literal["each", "last"]
 
@@ -35,15 +32,10 @@ class Linear:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mlp:
+class Mlp(ScenarioSettings):
     """Fully connected layers with ReLU; `hidden` gives their widths."""
 
-    hidden: tuple[int, ...] = (64,)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "hidden", tuple(self.hidden))  # files give lists
-        fine = len(self.hidden) > 0 and min(self.hidden) >= 1
-        require(fine, f"mlp hidden = {self.hidden}: needs at least one layer, each of width 1 or more")
+    hidden: Counts = (64,)
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         check_shapes(input_shape, num_outputs)
@@ -60,25 +52,14 @@ def dense_layers(inputs: int, hidden: tuple[int, ...], outputs: int, bias: bool 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cnn:
+class Cnn(ScenarioSettings):
     """Convolutions with ReLU and 2×2 max pooling, then fully connected layers; no BatchNorm."""
 
-    channels: tuple[int, ...] = (16, 32)  # of each convolution
-    kernel: int = 3  # pixels of an edge
+    channels: Counts = (16, 32)  # of each convolution
+    kernel: Kernel = 3  # pixels of an edge
     padding: Padding = "same"  # "valid": no padding, so an image loses kernel - 1 pixels
-    hidden: tuple[int, ...] = ()  # widths of fully connected layers before the last one
+    hidden: Widths = ()  # widths of fully connected layers before the last one
     pool: Pool = "each"  # after each convolution, or once after the last
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "channels", tuple(self.channels))  # files give lists
-        object.__setattr__(self, "hidden", tuple(self.hidden))
-        fine = len(self.channels) > 0 and min(self.channels) >= 1
-        require(fine, f"cnn channels = {self.channels}: needs at least one convolution, each of 1 channel or more")
-        require(all(width >= 1 for width in self.hidden), f"cnn hidden = {self.hidden}: each width must be at least 1")
-        require(self.kernel >= 1 and self.kernel % 2 == 1, f"cnn kernel = {self.kernel}: must be odd, such as 3 or 5")
-        for name, value, choices in (("padding", self.padding, get_args(Padding)), ("pool", self.pool, get_args(Pool))):
-            if value not in choices:
-                raise unknown_name(f"cnn {name}", value, choices)
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         require_images("cnn", input_shape, num_outputs)
@@ -169,14 +150,11 @@ class Vgg11:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UNet3d:
+class UNet3d(ScenarioSettings):
     """Small 3-D U-Net, FLamby's for Fed-IXI: for each voxel a score for each class."""
 
-    width: int = 8  # channels of the first convolution; each block doubles them
-    levels: int = 3  # blocks on the way down, including the lowest
-
-    def __post_init__(self) -> None:
-        require_positive_sizes("unet3d", width=self.width, levels=self.levels)
+    width: Count = 8  # channels of the first convolution; each block doubles them
+    levels: Count = 3  # blocks on the way down, including the lowest
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         require_axes("unet3d", input_shape, num_outputs, ("channels", "depth", "height", "width"), "cnn for images")

@@ -10,9 +10,10 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from offbeat.core.errors import ConfigError, DataError, require
-from offbeat.core.settings import DataFile
-from offbeat.scenario.models.model_base import Shape, require_axes, require_positive_sizes, seeded, weights_path
+from offbeat.core.errors import ConfigError, DataError
+from offbeat.core.settings import BelowOne, DataFile, Positive
+from offbeat.scenario import Count, ScenarioSettings
+from offbeat.scenario.models.model_base import Shape, require_axes, seeded, weights_path
 
 ENCODER_FILES = ("config.json", "model.safetensors")
 ADAPTED_LAYERS = [
@@ -24,7 +25,7 @@ ADAPTED_LAYERS = [
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistilBert:
+class DistilBert(ScenarioSettings):
     """DistilBERT with LoRA adapters (extra `text`): 753 thousand numbers are sent for 20 classes.
 
     `weights` is a folder with config.json and model.safetensors; a relative path starts at the data root. Nothing is
@@ -33,14 +34,9 @@ class DistilBert:
     """
 
     weights: DataFile = "distilbert-base-uncased"  # a folder
-    rank: int = 8  # of the adapters
-    alpha: float = 16.0  # adapters are scaled by alpha / rank
-    dropout: float = 0.0  # before the adapters
-
-    def __post_init__(self) -> None:
-        require_positive_sizes("distilbert", rank=self.rank)
-        require(self.alpha > 0, f"distilbert alpha = {self.alpha}: must be positive")
-        require(0 <= self.dropout < 1, f"distilbert dropout = {self.dropout}: must be in [0, 1)")
+    rank: Count = 8  # of the adapters
+    alpha: Positive = 16.0  # adapters are scaled by alpha / rank
+    dropout: BelowOne = 0.0  # before the adapters
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         require_axes("distilbert", input_shape, num_outputs, ("length",), "cnn for images, lstm for series")

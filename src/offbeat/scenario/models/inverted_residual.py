@@ -9,8 +9,9 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from offbeat.core.errors import DataError, require
-from offbeat.core.settings import DataFile
+from offbeat.core.errors import DataError
+from offbeat.core.settings import BelowOne, DataFile
+from offbeat.scenario import ScenarioSettings
 from offbeat.scenario.models.model_base import Shape, require_images, seeded, weights_path
 
 # (expansion, channels, blocks, stride of the first, kernel) of each stage
@@ -67,18 +68,15 @@ class InvertedResidual(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EfficientNet:
+class EfficientNet(ScenarioSettings):
     """EfficientNet-B0: 5.3 million parameters for 1000 classes; pretrained weights can be read from a file.
 
     `weights` is a safetensors file with timm's names, such as model.safetensors of timm's efficientnet_b0; a relative
     path starts at the data root. Its last layer is used if it has the same number of outputs.
     """
 
-    dropout: float = 0.2  # before the last layer
+    dropout: BelowOne = 0.2  # before the last layer
     weights: DataFile | None = None  # a safetensors file
-
-    def __post_init__(self) -> None:
-        require(0 <= self.dropout < 1, f"efficientnet dropout = {self.dropout}: must be in [0, 1)")
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         require_images("efficientnet", input_shape, num_outputs)

@@ -52,9 +52,3 @@ def weights_path(path: str) -> Path:
     from offbeat.scenario.data.data_files import below_root  # other models need no data root
 
     return below_root(path)
-
-
-def require_positive_sizes(model: str, **settings: int | None) -> None:
-    """Check that settings are at least 1, or None."""
-    for name, value in settings.items():
-        require(value is None or value >= 1, f"{model} {name} = {value}: must be at least 1")

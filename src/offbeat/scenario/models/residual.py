@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 from torch import Tensor, nn
 
-from offbeat.core.errors import ConfigError, require
-from offbeat.scenario.models.model_base import Shape, require_axes, require_images, require_positive_sizes, seeded
+from offbeat.core.errors import ConfigError
+from offbeat.scenario import Count, ScenarioSettings
+from offbeat.scenario.models.model_base import Shape, require_axes, require_images, seeded
 
 Depth = Literal[18, 34]
 STAGE_BLOCKS: dict[int, tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # in each of the four stages
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResNet:
+class ResNet(ScenarioSettings):
     """ResNet-18 or -34 with a 3×3 stem and no first pooling, for small images."""
 
     depth: Depth = 18  # layers
-    width: int = 64  # channels of the first stage; each later stage doubles them
-
-    def __post_init__(self) -> None:
-        require(self.depth in get_args(Depth), f"resnet depth = {self.depth}: must be 18 or 34")
-        require_positive_sizes("resnet", width=self.width)
+    width: Count = 64  # channels of the first stage; each later stage doubles them
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         require_images("resnet", input_shape, num_outputs)
@@ -64,15 +61,12 @@ class ResidualBlock(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResNet1d:
+class ResNet1d(ScenarioSettings):
     """ResNet-18 for series (channels, length), as in OrthoFL for human activities."""
 
     # 32 is the width of OrthoFL's code. For HAR (9 channels, 6 classes) it gives 1,182,496 parameters, or 1,186,417
     # numbers with BatchNorm statistics; the paper prints 119 K, a tenth of that. Width 10 gives 117,410 and 118,647.
-    width: int = 32  # channels of the first stage; each later stage doubles them
-
-    def __post_init__(self) -> None:
-        require_positive_sizes("resnet1d", width=self.width)
+    width: Count = 32  # channels of the first stage; each later stage doubles them
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         instead = "resnet for images, mlp for features"

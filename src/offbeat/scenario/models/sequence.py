@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.errors import ConfigError, require
-from offbeat.scenario.models.model_base import Shape, check_shapes, require_axes, require_positive_sizes, seeded
+from offbeat.core.errors import ConfigError
+from offbeat.core.settings import BelowOne, least
+from offbeat.scenario import Count, Counts, ScenarioSettings
+from offbeat.scenario.models.model_base import Shape, check_shapes, require_axes, seeded
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextCnn:
+class TextCnn(ScenarioSettings):
     """Kim's TextCNN: word vectors, filters over 3, 4 and 5 words, the maximum of each, one linear layer.
 
     Inputs are word numbers (length,), 0 for padding. Words beyond the vocabulary share its last entry, so frequent
     words should have small numbers.
     """
 
-    vocabulary: int = 20_000
-    embedding: int = 100  # length of a word vector
-    filters: int = 100  # of each width
-    widths: tuple[int, ...] = (3, 4, 5)  # of the filters, in words
-    dropout: float = 0.5  # before the last layer
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "widths", tuple(self.widths))  # files give lists
-        require_positive_sizes("textcnn", embedding=self.embedding, filters=self.filters)
-        size = f"textcnn vocabulary = {self.vocabulary}"
-        require(self.vocabulary >= 2, f"{size}: must be at least 2, padding and one word")
-        fine = len(self.widths) > 0 and min(self.widths) >= 1
-        require(fine, f"textcnn widths = {self.widths}: needs at least one, each of 1 word or more")
-        require(0 <= self.dropout < 1, f"textcnn dropout = {self.dropout}: must be in [0, 1)")
+    vocabulary: Annotated[int, least(2, "must be at least 2, padding and one word")] = 20_000
+    embedding: Count = 100  # length of a word vector
+    filters: Count = 100  # of each width
+    widths: Counts = (3, 4, 5)  # of the filters, in words
+    dropout: BelowOne = 0.5  # before the last layer
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         require_axes("textcnn", input_shape, num_outputs, ("length",), "cnn for images, lstm for series")
@@ -61,13 +55,10 @@ class TextCnnModule(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lstm:
+class Lstm(ScenarioSettings):
     """An LSTM layer and a fully connected layer on its last state, for series (length, features) or plain features."""
 
-    hidden: int = 64  # units
-
-    def __post_init__(self) -> None:
-        require_positive_sizes("lstm", hidden=self.hidden)
+    hidden: Count = 64  # units
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         check_shapes(input_shape, num_outputs)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import isfinite
 
 import numpy as np
 from torch import Tensor
 
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require
+from offbeat.core.settings import Amount, Rate, Share
+from offbeat.scenario import Count, Rates, ScenarioSettings
 from offbeat.scenario.partition.assignment import (
     MAX_TRIES,
     NO_OWNER,
@@ -23,7 +24,7 @@ from offbeat.scenario.partition.assignment import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClassSubsets:
+class ClassSubsets(ScenarioSettings):
     """Each client has `fewest` to `most` classes; each class is divided by weights from N(mean, deviation²).
 
     This is Algorithm 4 of FedCompass. Draws in which no client has some class are repeated.
@@ -31,15 +32,13 @@ class ClassSubsets:
 
     fewest: int = 3  # classes of a client
     most: int = 5
-    mean: float = 10.0  # of the weights
-    deviation: float = 3.0  # of the weights
+    mean: Rate = 10.0  # of the weights
+    deviation: Amount = 3.0  # of the weights
 
     def __post_init__(self) -> None:
-        actual = f"classes fewest = {self.fewest}, most = {self.most}"
+        super().__post_init__()
+        actual = f"ClassSubsets: fewest = {self.fewest}, most = {self.most}"
         require(1 <= self.fewest <= self.most, f"{actual}: must be 1 <= fewest <= most")
-        require(self.mean > 0 and isfinite(self.mean), f"classes mean = {self.mean}: must be positive and finite")
-        fine = self.deviation >= 0 and isfinite(self.deviation)
-        require(fine, f"classes deviation = {self.deviation}: must be 0 or more")
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
         require_enough_examples(len(labels), clients, 1)
@@ -75,22 +74,17 @@ class ClassSubsets:
 
 
 @dataclass(frozen=True, kw_only=True)
-class MainClass:
+class MainClass(ScenarioSettings):
     """Clients of equal size have mostly one class, or a few, and a little of all others (Fed-OGD).
 
     Client i has the main classes main·i, main·i + 1, … (modulo their number) and equal small parts of all other
     classes. Counts are rounded down, so some examples have no client, as in the paper's code.
     """
 
-    share: float = 0.95  # of a client's data in all its main classes; the paper's 2 × 40 % is 0.8
-    main: int | None = None  # number of main classes of a client; None: classes / clients, at least 1
+    share: Share = 0.95  # of a client's data in all its main classes; the paper's 2 × 40 % is 0.8
+    main: Count | None = None  # number of main classes of a client; None: classes / clients, at least 1
     # examples of a client; None: an equal part of all, for which clients must be a multiple of the classes
-    size: int | None = None
-
-    def __post_init__(self) -> None:
-        require(0 < self.share <= 1, f"main-class share = {self.share}: must be in (0, 1]")
-        require(self.size is None or self.size >= 1, f"main-class size = {self.size}: must be at least 1")
-        require(self.main is None or self.main >= 1, f"main-class main = {self.main}: must be at least 1")
+    size: Count | None = None
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
         require_enough_examples(len(labels), clients, 1)
@@ -131,16 +125,11 @@ class MainClass:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pieces:
+class Pieces(ScenarioSettings):
     """Each class is cut into pieces of unequal size; each client gets the same number of pieces (ASO-Fed)."""
 
     # relative, as the paper gives them: a Fashion-MNIST class has 6000 examples, not their sum 12000
-    sizes: tuple[float, ...] = (2000, 2750, 3250, 4000)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "sizes", tuple(self.sizes))  # a list from a file is meant as a tuple
-        fine = len(self.sizes) > 0 and all(size > 0 and isfinite(size) for size in self.sizes)
-        require(fine, f"pieces sizes = {self.sizes}: must be at least one, each positive")
+    sizes: Rates = (2000, 2750, 3250, 4000)
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
         require_enough_examples(len(labels), clients, 1)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from math import isfinite
 
 import numpy as np
 from torch import Tensor
 
 from offbeat.core import draws
-from offbeat.core.errors import require
+from offbeat.core.settings import Rate
+from offbeat.scenario import Count, ScenarioSettings
 from offbeat.scenario.partition.assignment import (
     MAX_TRIES,
     Floats,
@@ -24,18 +24,14 @@ from offbeat.scenario.partition.assignment import (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dirichlet:
+class Dirichlet(ScenarioSettings):
     """Label skew: each class is divided in shares drawn from Dirichlet(alpha); small alpha gives strong skew.
 
     Draws that leave a client with fewer than `min_examples` are repeated.
     """
 
-    alpha: float = 0.3  # concentration
-    min_examples: int = 2  # of each client
-
-    def __post_init__(self) -> None:
-        _require_positive("dirichlet alpha", self.alpha)
-        require(self.min_examples >= 1, f"dirichlet min_examples = {self.min_examples}: must be at least 1")
+    alpha: Rate = 0.3  # concentration
+    min_examples: Count = 2  # of each client
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
         require_enough_examples(len(labels), clients, self.min_examples)
@@ -59,17 +55,14 @@ class Dirichlet:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DirichletEqual:
+class DirichletEqual(ScenarioSettings):
     """Label skew with clients of equal size: each client draws its mix of classes from Dirichlet(alpha) (OrthoFL).
 
     For each example a client that is not full is drawn, then a class from its mix among the remaining classes (Acar et
     al. 2021). The last clients take the remaining examples, so their mixes are less skewed than drawn.
     """
 
-    alpha: float = 0.1  # concentration
-
-    def __post_init__(self) -> None:
-        _require_positive("dirichlet-equal alpha", self.alpha)
+    alpha: Rate = 0.1  # concentration
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
         require_enough_examples(len(labels), clients, 1)
@@ -112,20 +105,15 @@ def _pick_class(cumulated: list[float], draw: float) -> int:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DualDirichlet:
+class DualDirichlet(ScenarioSettings):
     """Sizes of clients and their mixes of classes are drawn from Dirichlet distributions (FedCompass, Algorithm 5).
 
     Client i gets the share size_i mix_ic / Σ_j size_j mix_jc of class c.
     """
 
-    sizes: float | None = None  # α1, concentration of the sizes; None: the number of clients, as in the paper
-    classes: float = 0.5  # α2, concentration of each client's mix around the classes' shares of the data
-    min_examples: int = 2  # of each client
-
-    def __post_init__(self) -> None:
-        _require_positive("dual-dirichlet sizes", 1.0 if self.sizes is None else self.sizes)
-        _require_positive("dual-dirichlet classes", self.classes)
-        require(self.min_examples >= 1, f"dual-dirichlet min_examples = {self.min_examples}: must be at least 1")
+    sizes: Rate | None = None  # α1, concentration of the sizes; None: the number of clients, as in the paper
+    classes: Rate = 0.5  # α2, concentration of each client's mix around the classes' shares of the data
+    min_examples: Count = 2  # of each client
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
         require_enough_examples(len(labels), clients, self.min_examples)
@@ -154,7 +142,3 @@ class DualDirichlet:
             for client, piece in enumerate(cut_by_shares(members, weights[:, c] / totals[c])):
                 owner[piece] = client
         return owner
-
-
-def _require_positive(name: str, value: float) -> None:
-    require(value > 0 and isfinite(value), f"{name} = {value}: must be positive and finite")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
 
 import numpy as np
 import torch
@@ -13,6 +12,8 @@ from torch import Tensor
 from offbeat.core import draws
 from offbeat.core.computed_rows import ComputedRows
 from offbeat.core.errors import DataError, require
+from offbeat.core.settings import Rate
+from offbeat.scenario import Count, ScenarioSettings
 from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.partition.assignment import Floats, Ints, class_labels, require_enough_examples
 
@@ -28,16 +29,13 @@ class Iid:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Natural:
+class Natural(ScenarioSettings):
     """Each natural owner of the data is a client: user, subject, station, centre.
 
     If there are more owners than clients, some are drawn; owners with fewer than `min_examples` are left out.
     """
 
-    min_examples: int = 1  # of an owner
-
-    def __post_init__(self) -> None:
-        require(self.min_examples >= 1, f"natural min_examples = {self.min_examples}: must be at least 1")
+    min_examples: Count = 1  # of an owner
 
     def split(self, labels: Tensor, clients: int | None, seed: int, groups: Tensor | None = None) -> list[Tensor]:
         """Return each client's examples; `clients` None means all owners."""
@@ -62,7 +60,7 @@ MAX_CLIENTS = 10_000_000  # more do not fit into the memory of a process
 
 
 @dataclass(frozen=True, kw_only=True)
-class Draws:
+class Draws(ScenarioSettings):
     """Each client draws its examples from all examples, so clients overlap and there may be a million of them.
 
     A client has no example twice. Its examples are a pure function of the seed and its number, computed when they are
@@ -70,16 +68,13 @@ class Draws:
     """
 
     size: int | tuple[int, int] = 20  # examples of a client, or two numbers: each client draws its own between them
-    alpha: float | None = None  # each client draws its mix of classes from Dirichlet(alpha); None: no label skew
+    alpha: Rate | None = None  # each client draws its mix of classes from Dirichlet(alpha); None: no label skew
 
     def __post_init__(self) -> None:
-        size = tuple(self.size) if isinstance(self.size, (list, tuple)) else self.size  # files give lists
-        object.__setattr__(self, "size", size)
-        span = size if isinstance(size, tuple) else (size, size)
+        super().__post_init__()
+        span = self.size if isinstance(self.size, tuple) else (self.size, self.size)
         fine = len(span) == 2 and all(type(bound) is int for bound in span) and 1 <= span[0] <= span[1]
-        require(fine, f"draws size = {size}: must be an integer, at least 1, or two of them, low and high")
-        real = self.alpha is None or (self.alpha > 0 and isfinite(self.alpha))
-        require(real, f"draws alpha = {self.alpha}: must be positive and finite, or none")
+        require(fine, f"Draws: size = {self.size}: must be an integer, at least 1, or two of them, low and high")
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> ComputedRows:
         require(1 <= clients <= MAX_CLIENTS, f"draws: clients = {clients}: must be from 1 to {MAX_CLIENTS}")
