@@ -73,7 +73,7 @@ class Everything(Settings):
         ("concurrency", 0, "at least 1 client in flight, or none for no limit"),
         ("concurrency", 2.0, "must be a whole number"),
         *[
-            ("evict_after", value, "must be a positive number of seconds, or none to keep what is cached")
+            ("evict_after", value, "must be a positive number of seconds, or none to keep caches")
             for value in (0.0, -1.0, inf, nan)
         ],
         ("max_staleness", -1, "0 or more"),

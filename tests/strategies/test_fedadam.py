@@ -1,4 +1,4 @@
-"""FedAdam, worked by hand. Rounds, losses and statistics: tests/core/test_averaging.py."""
+"""FedAdam, worked by hand. Rounds, losses and statistics: tests/core/test_rounds.py."""
 
 import pytest
 

@@ -160,7 +160,7 @@ def test_normalized_updates_are_scaled_back_by_the_mean_number_of_steps() -> Non
 def test_the_buffers_hold_what_the_vector_says() -> None:
     engine = first_arrivals(FedCompass())
     answer(engine, 0, [0.6, 0.3], at=12.0)
-    total = engine.state.piles[1].sums[0].total
+    total = engine.state.group_buffers[1].sums[0].total
     # u = 2; we keep local - base
     assert total.tolist() == pytest.approx([-0.9 / 3**0.5 / 3 * 0.6, -0.9 / 3**0.5 / 3 * 0.3], abs=1e-12)
 

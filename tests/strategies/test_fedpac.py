@@ -598,19 +598,19 @@ def test_a_head_that_does_not_exist_or_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match="has no weight matrix"):
         Halves.of(layout_of([("a.weight", (2, 2), "param"), ("norm.weight", (2,), "param")]), None)
     with pytest.raises(
-        ConfigError, match=r"features \(3, 4\) with labels \(3,\) torch.int64: one vector of 2 enters the head"
+        ConfigError, match=r"features \(3, 4\) with labels \(3,\) torch.int64: the head needs one vector of 2"
     ):
         RULE.begin(job(lambda model: (torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64))))
-    with pytest.raises(ConfigError, match="for each class label"):
+    with pytest.raises(ConfigError, match="per class label"):
         RULE.begin(job(lambda model: (torch.zeros(3, 2), torch.zeros(3))))
     # a label for each place of a sequence
     with pytest.raises(ConfigError, match=r"features \(3, 6, 2\) with labels \(3, 6\)"):
         RULE.begin(job(lambda model: (torch.zeros(3, 6, 2), torch.zeros(3, 6, dtype=torch.int64))))
     with pytest.raises(ConfigError, match=r"features \(3,\) with labels \(3,\)"):
         RULE.begin(job(lambda model: (torch.zeros(3), torch.zeros(3, dtype=torch.int64))))
-    with pytest.raises(ConfigError, match=r"3 values leave the head 'head', and 2 the model.*name the head"):
+    with pytest.raises(ConfigError, match=r"the head 'head' has 3 outputs, the model 2.*set `head`"):
         RULE.loss(job(), torch.zeros(2, 2), torch.zeros(2, 2), torch.tensor([0, 1]))
-    with pytest.raises(ConfigError, match="the trainer gives none"):
+    with pytest.raises(ConfigError, match="this trainer provides none"):
         RULE.begin(job())
 
 

@@ -1,4 +1,4 @@
-"""FedProx, worked by hand. Rounds, losses and statistics: tests/core/test_averaging.py."""
+"""FedProx, worked by hand. Rounds, losses and statistics: tests/core/test_rounds.py."""
 
 import pytest
 import torch

@@ -237,7 +237,7 @@ def test_a_world_without_a_probe_is_refused() -> None:
 
 
 def test_a_client_without_a_probe_says_so() -> None:
-    with pytest.raises(ConfigError, match="given no probe"):
+    with pytest.raises(ConfigError, match="this trainer has none"):
         Sketched(k=2).end(job_of(torch.ones(7), None), torch.ones(7), None)
 
 

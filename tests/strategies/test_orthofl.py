@@ -232,7 +232,7 @@ def test_pairwise_forgets_what_a_lost_client_did_after_evict_after_seconds() -> 
 
 
 def test_only_pairwise_keeps_anything_of_the_lost() -> None:
-    with pytest.raises(ConfigError, match="only with projection = 'pairwise'"):
+    with pytest.raises(ConfigError, match="applies only to projection = 'pairwise'"):
         OrthoFL(evict_after=1.0)
 
 

@@ -197,7 +197,7 @@ class ScriptedEngine:
 
     @property
     def stands_still(self) -> bool:
-        """Whether nothing can happen any more unless a client comes back or joins."""
+        """True if nothing can happen any more unless a client comes back or joins."""
         return not self.ledger.open_jobs and not self.timers
 
     # ------------------------------------------------------------ the rules of an instant

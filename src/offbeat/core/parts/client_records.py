@@ -57,16 +57,16 @@ ClientWeight = Literal["examples", "equal"]  # p_k: n_k / n, or 1 / N; None: 1
 
 
 @dataclass(slots=True)
-class ExampleCounts:
+class ClientExampleCounts:
     """The last reported number of examples of each client, and the client weights p_k computed from them."""
 
     examples: dict[int, int] = field(default_factory=dict)
     total: int = 0
 
     @staticmethod
-    def of(clients: Mapping[int, int], client_weight: str | None) -> ExampleCounts:
+    def of(clients: Mapping[int, int], client_weight: str | None) -> ClientExampleCounts:
         """Start with the clients known at the start; without a client weight nothing is counted."""
-        return ExampleCounts(dict(clients), sum(clients.values())) if client_weight else ExampleCounts()
+        return ClientExampleCounts(dict(clients), sum(clients.values())) if client_weight else ClientExampleCounts()
 
     def update(self, event: Event, client_weight: str | None) -> None:
         """Record the number of examples that an event reports."""

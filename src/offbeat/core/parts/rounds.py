@@ -51,7 +51,7 @@ class Round:
 
     @property
     def is_open(self) -> bool:
-        """Whether a round is open."""
+        """True while a round is open."""
         return bool(self.wanted)
 
 

@@ -121,7 +121,7 @@ class RunningSum:
 
     @property
     def needs_renewal(self) -> bool:
-        """Whether the sum should be computed anew with `renew`."""
+        """True if the sum should be computed anew with `renew`."""
         return self.removals > self.count
 
     def renew(self, vectors: Iterable[Tensor], weights: Iterable[float] = repeat(1.0)) -> None:

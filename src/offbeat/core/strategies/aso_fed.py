@@ -43,7 +43,7 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import buffer_statistics
-from offbeat.core.parts.client_records import ExampleCounts
+from offbeat.core.parts.client_records import ClientExampleCounts
 from offbeat.core.parts.large_vectors import new_vector, reusable_memory
 from offbeat.core.parts.selection import Concurrency, Seated, next_clients
 from offbeat.core.protocol import (
@@ -127,7 +127,7 @@ class ClientHistory:
 
 @dataclass(slots=True, kw_only=True)
 class State(Seated):
-    census: ExampleCounts
+    census: ClientExampleCounts
     w: Tensor  # raw weights; not committed with feature="view"
     sent: Tensor  # the model, or before the first Commit the view of the initial model
     history: dict[int, ClientHistory] = field(default_factory=dict)
@@ -158,7 +158,7 @@ class AsoFed(Settings):
         return DecayedGradients(beta=self.beta, lam=self.lam, h_order=self.h_order)
 
     def init(self, world: World) -> State:
-        census = ExampleCounts.of(world.clients, "examples")
+        census = ClientExampleCounts.of(world.clients, "examples")
         sent = self._attended(world.layout, world.model) if self.feature == "view" else world.model
         return State.of(world, census=census, w=world.model, sent=sent)
 

@@ -26,7 +26,7 @@ from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import buffer_statistics
 from offbeat.core.parts.buffer_statistics import Statistics
-from offbeat.core.parts.client_records import ClientWeight, ExampleCounts
+from offbeat.core.parts.client_records import ClientExampleCounts, ClientWeight
 from offbeat.core.parts.large_vectors import reusable_memory
 from offbeat.core.parts.proximal import with_proximal
 from offbeat.core.parts.selection import Concurrency, Seated, serve
@@ -37,7 +37,7 @@ from offbeat.core.settings import Settings, Share
 
 @dataclass(slots=True, kw_only=True)
 class State(Seated):
-    census: ExampleCounts
+    census: ClientExampleCounts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +71,7 @@ class FedAsync(Settings):
         object.__setattr__(self, "_pulled", with_proximal(self.work, self.rho))
 
     def init(self, world: World) -> State:
-        return State.of(world, census=ExampleCounts.of(world.clients, self.client_weight))
+        return State.of(world, census=ClientExampleCounts.of(world.clients, self.client_weight))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         if self.client_weight is not None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from offbeat.core.about import About
-from offbeat.core.parts.client_records import ClientWeight, ExampleCounts
+from offbeat.core.parts.client_records import ClientExampleCounts, ClientWeight
 from offbeat.core.parts.selection import Concurrency, Seated, defer, must_step, serve
 from offbeat.core.parts.server_optimizers import Moments, PlainStep
 from offbeat.core.parts.staleness import Polynomial, Staleness, as_staleness, reject_if_too_old
@@ -32,7 +32,7 @@ from offbeat.core.settings import WHOLE, Rate, Settings, least
 
 @dataclass(slots=True, kw_only=True)
 class State(Seated):
-    census: ExampleCounts
+    census: ClientExampleCounts
     buffer: WeightedSum = field(default_factory=WeightedSum)
 
 
@@ -54,7 +54,7 @@ class FedBuff(Settings):
         object.__setattr__(self, "staleness", as_staleness(self.staleness))
 
     def init(self, world: World) -> State:
-        return State.of(world, census=ExampleCounts.of(world.clients, self.client_weight))
+        return State.of(world, census=ClientExampleCounts.of(world.clients, self.client_weight))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         state.census.update(event, self.client_weight)

@@ -27,7 +27,7 @@ Deviates: 1. A late client is not added to the arrived clients (Algorithm 1, lin
              including the last.
           9. The authors' code differs from the paper: speed="average", weights="equal", create="latest",
              discount="aggregation".
-Checked:  tests/strategies/test_fedcompass.py (Figure 1, hand-worked sums), tests/core/test_compass.py (properties of
+Checked:  tests/strategies/test_fedcompass.py (Figure 1, hand-worked sums), tests/strategies/test_compass.py (properties of
           the schedule), the laws; q_min = q_max reduces to FedAsync's delta form. Appendix B's bound on groups is
           exceeded once speeds spread wider than steps (docs/strategies/fedcompass.md).
 """
@@ -45,7 +45,7 @@ from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import buffer_statistics
 from offbeat.core.parts.buffer_statistics import Contributions, Statistics
-from offbeat.core.parts.client_records import ClientWeight, ExampleCounts
+from offbeat.core.parts.client_records import ClientExampleCounts, ClientWeight
 from offbeat.core.parts.large_vectors import reusable_memory
 from offbeat.core.parts.selection import Concurrency, Seated, next_clients
 from offbeat.core.parts.server_optimizers import Moments, Momentum, PlainStep
@@ -70,7 +70,7 @@ class GroupBuffer:
 
 @dataclass(slots=True, kw_only=True)
 class State(Seated):
-    census: ExampleCounts
+    census: ClientExampleCounts
     schedule: Schedule = field(default_factory=Schedule)
     group_buffers: dict[int, GroupBuffer] = field(default_factory=dict)  # group -> its buffer
     general: GroupBuffer = field(default_factory=GroupBuffer)  # late updates, aggregated with the next group
@@ -115,7 +115,7 @@ class FedCompass(Settings):
         return Compass(q_min=self.q_min, q_max=self.q_max, latest=self.latest, speed=self.speed, create=self.create)
 
     def init(self, world: World) -> State:
-        return State.of(world, census=ExampleCounts.of(world.clients, self.weights))
+        return State.of(world, census=ClientExampleCounts.of(world.clients, self.weights))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         state.census.update(event, self.weights)

@@ -23,7 +23,7 @@ Deviates: 1. Momentum 0.5 and weight decay 5e-4 of the code belong to the experi
           8. Uploaded n_y are scaled down if their sum exceeds the number of examples the client trained on.
           9. deadline and over_select are additions, as in FedAvg: late updates are rejected and change no head.
 Checked:  tests/strategies/test_fedpac.py (hand-worked, against SLSQP, reduces to FedAvg),
-          tests/client/test_features.py, the laws.
+          tests/training/test_head_inputs.py, the laws.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ Deviates: 1. Both programs are solved exactly, up to the rounding of Gram matric
           8. Only the gradient at w updates the statistics of BatchNorm. They are averaged by examples, counters take
              the maximum, and neither is part of a program.
 Checked:  tests/strategies/test_gradma.py (hand-worked, both halves; reduces to FedAvg and FedAvgM),
-          tests/core/test_nnqp.py, the laws.
+          tests/strategies/test_nnqp.py, the laws.
 """
 
 from __future__ import annotations

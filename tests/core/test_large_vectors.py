@@ -1,15 +1,19 @@
-"""New vectors in used memory: used means that nobody can read it any more."""
+"""Reuse of memory for large vectors, and arithmetic piece by piece."""
 
 from __future__ import annotations
 
 import gc
 import threading
+from typing import Any
 
 import pytest
 import torch
 
 from offbeat.core.parts import large_vectors
-from offbeat.core.parts.large_vectors import new_vector
+from offbeat.core.parts.large_vectors import distance, new_vector, piece_length, split_together
+from offbeat.core.strategies import REGISTRY
+from offbeat.testing import check
+from test_golden import CASES, trace_of
 
 LARGE = torch.empty(large_vectors.MIN_REUSED_BYTES // 4)  # in float32
 
@@ -96,3 +100,57 @@ def test_threads_do_not_get_the_same_memory() -> None:
     for thread in threads:
         thread.join()
     assert wrong == []
+
+
+def test_short_vectors_are_one_piece_and_the_vectors_themselves() -> None:
+    a, b = torch.arange(5.0), torch.ones(5)
+    ((x, y),) = split_together(a, b)
+    assert x is a
+    assert y is b
+
+
+@pytest.mark.parametrize("extra", [-1, 0, 1, 7])
+def test_pieces_are_views_of_all_entries_in_order(monkeypatch: pytest.MonkeyPatch, extra: int) -> None:
+    monkeypatch.setattr(large_vectors, "PIECES_SIZE", 1)
+    monkeypatch.setattr(large_vectors, "MIN_PIECE", 16)
+    a = torch.arange(3 * 16 + extra, dtype=torch.float64)
+    b = torch.zeros_like(a)
+    pieces = list(split_together(a, b))
+    assert [len(x) for x, _ in pieces][:-1] == [16] * (len(pieces) - 1)
+    for x, y in pieces:
+        y.copy_(x)
+    assert torch.equal(a, b)
+
+
+def test_the_more_vectors_the_shorter_the_pieces_and_never_too_short() -> None:
+    assert piece_length(3) > piece_length(12) > piece_length(10_000) == large_vectors.MIN_PIECE
+    assert piece_length(12) * 12 <= large_vectors.PIECES_SIZE
+
+
+def test_a_distance_is_that_of_the_whole_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
+    a, b = torch.tensor([3.0, 0.0, 1.0]).repeat(11), torch.tensor([0.0, 4.0, 1.0]).repeat(11)
+    assert distance(a, b) == float(torch.linalg.vector_norm(a - b))
+    monkeypatch.setattr(large_vectors, "PIECES_SIZE", 1)
+    monkeypatch.setattr(large_vectors, "MIN_PIECE", 16)
+    assert distance(a, b) == pytest.approx(5 * 11**0.5)  # in pieces of 16, 16 and 1
+
+
+@pytest.fixture
+def _always(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(large_vectors, "MIN_REUSED_BYTES", 1)
+
+
+@pytest.mark.parametrize(("name", "label", "settings"), CASES, ids=[f"{name}-{label}" for name, label, _ in CASES])
+def test_used_memory_changes_no_trace(
+    monkeypatch: pytest.MonkeyPatch, name: str, label: str, settings: dict[str, Any]
+) -> None:
+    fresh = trace_of(name, settings)
+    monkeypatch.setattr(large_vectors, "MIN_REUSED_BYTES", 1)
+    assert trace_of(name, settings) == fresh
+
+
+@pytest.mark.usefixtures("_always")
+@pytest.mark.parametrize("name", list(REGISTRY))
+def test_laws_hold_on_used_memory(name: str) -> None:
+    broken = [finding for finding in check(REGISTRY[name](), scripts=6) if not finding.passed]
+    assert broken == []

@@ -1,13 +1,49 @@
-"""Since when clients are gone, and when what was cached for them is given up."""
+"""Numbers of examples and absences of clients."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from offbeat.core.parts.client_records import Absences
-from offbeat.core.parts.vector_sums import RunningSum
+from offbeat.core.parts.client_records import Absences, ClientExampleCounts
 from offbeat.core.protocol import ClientLost, ClientReady, TimerFired, UpdateArrived
+
+
+def test_without_a_weight_everyone_counts_one_and_nothing_is_kept() -> None:
+    census = ClientExampleCounts.of({0: 10, 1: 30}, None)
+    census.update(ClientReady(0.0, 2, 60), None)
+    assert census.weight(0, None) == 1.0
+    assert census.examples == {}
+
+
+def test_by_examples_a_client_counts_its_share() -> None:
+    census = ClientExampleCounts.of({0: 10, 1: 30}, "examples")
+    assert census.weight(0, "examples") == 0.25
+    assert census.weight(1, "examples") == 0.75
+
+
+def test_a_newcomer_counts_from_when_it_appears_and_for_good() -> None:
+    census = ClientExampleCounts.of({0: 10, 1: 30}, "examples")
+    census.update(ClientReady(1.0, 2, 60), "examples")
+    census.update(ClientLost(2.0, 2), "examples")
+    assert census.weight(2, "examples") == 0.6  # 60 / (10 + 30 + 60)
+    assert ClientExampleCounts.of({0: 10, 1: 30}, "equal").weight(0, "equal") == 0.5
+    equal = ClientExampleCounts.of({0: 10, 1: 30}, "equal")
+    equal.update(ClientReady(1.0, 2, 60), "equal")
+    assert equal.weight(0, "equal") == pytest.approx(1 / 3)
+
+
+def test_a_client_whose_data_grew_is_counted_once() -> None:
+    census = ClientExampleCounts.of({0: 10, 1: 30}, "examples")
+    census.update(ClientReady(1.0, 0, 20), "examples")
+    assert census.total == 50
+    assert census.weight(0, "examples") == 0.4
+
+
+def test_the_world_is_not_changed_by_counting() -> None:
+    clients = {0: 10}
+    ClientExampleCounts.of(clients, "equal").update(ClientReady(0.0, 1, 5), "equal")
+    assert clients == {0: 10}
 
 
 def update(now: float, client: int) -> UpdateArrived:
@@ -58,17 +94,3 @@ def test_whose_last_answer_is_still_to_be_used_is_given_up_after_that() -> None:
         absences.update(ClientLost(1.0, client), 3.0)
     assert absences.update(TimerFired(5.0, "t"), 3.0, used.__contains__) == [0]
     assert absences.update(TimerFired(6.0, "t"), 3.0) == [1]
-
-
-def test_what_is_dropped_leaves_the_sum_of_the_table() -> None:
-    table: dict[int, torch.Tensor] = {}
-    running = RunningSum()
-    running.put(table, 0, torch.tensor([4.0]), 10.0)
-    running.put(table, 1, torch.tensor([1.0]), 30.0)
-    running.drop(table, 0)
-    assert (list(table), running.weights, running.weight, running.count) == ([1], {1: 30.0}, 30.0, 1)
-    assert running.total is not None
-    assert running.total.tolist() == [30.0]  # 10 * 4 + 30 * 1 - 10 * 4
-    running.drop(table, 7)  # never there
-    running.drop(table, 1)
-    assert (table, running.total, running.weight) == ({}, None, 0.0)

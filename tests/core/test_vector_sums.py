@@ -1,4 +1,6 @@
-"""A running sum of vectors that come and go."""
+"""Sums of vectors that are added and removed."""
+
+from __future__ import annotations
 
 import torch
 
@@ -102,3 +104,17 @@ def test_put_adds_up_anew_once_more_was_replaced_than_is_there() -> None:
     assert isinstance(whole, torch.Tensor)
     assert running.total is not None
     torch.testing.assert_close(running.total.double(), whole, rtol=1e-6, atol=1e-2)  # of values up to 1e4
+
+
+def test_what_is_dropped_leaves_the_sum_of_the_table() -> None:
+    table: dict[int, torch.Tensor] = {}
+    running = RunningSum()
+    running.put(table, 0, torch.tensor([4.0]), 10.0)
+    running.put(table, 1, torch.tensor([1.0]), 30.0)
+    running.drop(table, 0)
+    assert (list(table), running.weights, running.weight, running.count) == ([1], {1: 30.0}, 30.0, 1)
+    assert running.total is not None
+    assert running.total.tolist() == [30.0]  # 10 * 4 + 30 * 1 - 10 * 4
+    running.drop(table, 7)  # never there
+    running.drop(table, 1)
+    assert (table, running.total, running.weight) == ({}, None, 0.0)

@@ -115,4 +115,4 @@ def test_shrinking_gives_up_in_time_with_the_best_so_far() -> None:
 def test_checking_one_strategy_gives_one_finding_a_law() -> None:
     findings = check(FEDASYNC, scripts=2)
     assert all(finding.passed for finding in findings)
-    assert str(findings[0]) == "kept    legal answers: it answers every event, and asks only for what is allowed"
+    assert str(findings[0]) == "kept    legal answers: The strategy answers every event and returns only legal actions."
