@@ -28,7 +28,7 @@ NOT_REACHED = inf
 
 @dataclass(frozen=True)
 class PrintedValue:
-    """One cell of a published table."""
+    """A cell of a published table."""
 
     value: float
     spread: float | None = None  # standard deviation, if the paper prints one
@@ -63,7 +63,7 @@ class Quantity:
 
 @dataclass(frozen=True, kw_only=True)
 class Entry:
-    """One claim of a paper: a column of a table or a figure."""
+    """A claim of a paper: a column of a table or a figure."""
 
     __pydantic_config__: ClassVar = ConfigDict(extra="forbid")
 

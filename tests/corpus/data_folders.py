@@ -1,6 +1,4 @@
-"""Data folders that once were reported as a bug of ours, filled the memory, or might: each is written below a data
-root.
-"""
+"""Damaged and malicious data folders that once caused internal errors or filled the memory, or could."""
 
 from __future__ import annotations
 
@@ -17,15 +15,15 @@ import numpy as np
 ZEROS = bytes(2**20)
 
 
-def bomb(path: Path, megabytes: int = 300) -> None:
-    """So many megabytes of zeros in a thousandth of their size."""
+def write_gzip_bomb(path: Path, megabytes: int = 300) -> None:
+    """Write zeros that are compressed to a thousandth of their size."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with gzip.open(path, "wb", compresslevel=1) as file:
         for _ in range(megabytes):
             file.write(ZEROS)
 
 
-def npz(path: Path, change: Callable[[bytearray], None] | None = None) -> None:
+def write_npz(path: Path, change: Callable[[bytearray], None] | None = None) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     np.savez_compressed(path, x=np.zeros((10, 2), np.float32), y=np.arange(10) % 2)
     if change is not None:
@@ -34,8 +32,8 @@ def npz(path: Path, change: Callable[[bytearray], None] | None = None) -> None:
         path.write_bytes(bytes(data))
 
 
-def _in_headers(data: bytearray, local: int, central: int, value: int) -> None:
-    """The same two bytes in every member's own header and in the list at the end."""
+def _patch_headers(data: bytearray, local: int, central: int, value: int) -> None:
+    """Write two bytes into the local header of every member and into its entry in the central directory."""
     for mark, offset in ((b"PK\x03\x04", local), (b"PK\x01\x02", central)):
         at = data.find(mark)
         while at >= 0:
@@ -43,15 +41,15 @@ def _in_headers(data: bytearray, local: int, central: int, value: int) -> None:
             at = data.find(mark, at + 4)
 
 
-def unknown_compression(data: bytearray) -> None:
-    _in_headers(data, 8, 10, 99)
+def set_unknown_compression(data: bytearray) -> None:
+    _patch_headers(data, 8, 10, 99)
 
 
-def password(data: bytearray) -> None:
-    _in_headers(data, 6, 8, 1)
+def set_encrypted(data: bytearray) -> None:
+    _patch_headers(data, 6, 8, 1)
 
 
-def says_it_is_larger(data: bytearray) -> None:
+def set_huge_size(data: bytearray) -> None:
     at = data.find(b"PK\x01\x02")
     struct.pack_into("<I", data, at + 24, 2**32 - 2)
 
@@ -63,23 +61,25 @@ def idx_bomb(root: Path) -> None:
         "t10k-images-idx3-ubyte",
         "t10k-labels-idx1-ubyte",
     ):
-        bomb(root / "mnist" / name, 60)  # without .gz it has no published checksum; what it is shows in its first bytes
+        write_gzip_bomb(
+            root / "mnist" / name, 60
+        )  # files without .gz have no published checksum; the first bytes show the format
 
 
 def table_bomb(root: Path) -> None:
-    bomb(root / "beijing-air" / "PRSA_Data_X.csv")
+    write_gzip_bomb(root / "beijing-air" / "PRSA_Data_X.csv")
 
 
 def volume_bomb(root: Path) -> None:
     for kind in ("T1", "label"):
-        bomb(root / "ixi" / "IXI_sample" / "IXI002-Guys-0828" / kind / "x.nii.gz")
+        write_gzip_bomb(root / "ixi" / "IXI_sample" / "IXI002-Guys-0828" / kind / "x.nii.gz")
 
 
 def line_bomb(root: Path) -> None:
-    bomb(root / "fitrec" / "endomondoHR_proper.json.gz", 20)
+    write_gzip_bomb(root / "fitrec" / "endomondoHR_proper.json.gz", 20)
 
 
-def tar(root: Path, *members: tuple[tarfile.TarInfo, bytes], zeros: int = 0) -> None:
+def write_tar(root: Path, *members: tuple[tarfile.TarInfo, bytes], zeros: int = 0) -> None:
     home = root / "20news"
     home.mkdir(parents=True, exist_ok=True)
     with gzip.open(home / "20news-bydate.tar.gz", "wb", compresslevel=1) as stream:
@@ -92,26 +92,26 @@ def tar(root: Path, *members: tuple[tarfile.TarInfo, bytes], zeros: int = 0) -> 
 
 
 def tar_bomb(root: Path) -> None:
-    tar(root, (tarfile.TarInfo("20news-bydate-train/x"), ZEROS * 120))
+    write_tar(root, (tarfile.TarInfo("20news-bydate-train/x"), ZEROS * 120))
 
 
 def tar_header_bomb(root: Path) -> None:
     info = tarfile.TarInfo("x")
     info.pax_headers = {"comment": "x" * (200 * 2**20)}
-    tar(root, (info, b""))
+    write_tar(root, (info, b""))
 
 
 def tar_without_a_name(root: Path) -> None:
-    tar(root, (tarfile.TarInfo(""), b"x"))
+    write_tar(root, (tarfile.TarInfo(""), b"x"))
 
 
 def tar_with_a_nul(root: Path) -> None:
     info = tarfile.TarInfo("x")
     info.pax_headers = {"path": "a\0b"}
-    tar(root, (info, b"x"))
+    write_tar(root, (info, b"x"))
 
 
-def zip_of(root: Path, name: str = "PRSA_Data_X.csv", size: int = 1) -> Path:
+def write_zip(root: Path, name: str = "PRSA_Data_X.csv", size: int = 1) -> Path:
     path = root / "beijing-air" / "PRSA2017_Data_20130301-20170228.zip"
     path.parent.mkdir(parents=True, exist_ok=True)
     with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
@@ -120,31 +120,31 @@ def zip_of(root: Path, name: str = "PRSA_Data_X.csv", size: int = 1) -> Path:
 
 
 def zip_bomb(root: Path) -> None:
-    zip_of(root, size=120)
+    write_zip(root, size=120)
 
 
-def zip_of_too_many(root: Path) -> None:
-    """Ten times the entries of a small archive, all of them one and the same member."""
-    path = zip_of(root, "x", 0)
+def zip_with_too_many_members(root: Path) -> None:
+    """Repeat one member 60,000 times in the central directory."""
+    path = write_zip(root, "x", 0)
     data = path.read_bytes()
     at = data.find(b"PK\x01\x02")
     end = data.find(b"PK\x05\x06")
-    entries = 60_000  # as many as its last record can count; four such archives in one are no more
+    entries = 60_000  # the end record can count 65,535
     tail = struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, entries, entries, (end - at) * entries, at, 0)
     path.write_bytes(data[:at] + data[at:end] * entries + tail)
 
 
 def zip_without_a_name(root: Path) -> None:
-    path = zip_of(root, "x")
+    path = write_zip(root, "x")
     data = bytearray(path.read_bytes())
-    # the name's length becomes 0, and its one byte an extra field's: of a length no field has
+    # the length of the name becomes 0, and its one byte becomes an extra field of invalid length
     for mark, at in ((b"PK\x03\x04", 26), (b"PK\x01\x02", 28)):
         struct.pack_into("<HH", data, data.find(mark) + at, 0, 1)
     path.write_bytes(bytes(data))
 
 
 def image_bomb(root: Path) -> None:
-    """A PNG whose header says 10,000 × 10,000, in a few bytes."""
+    """Write a small PNG whose header says 10,000 × 10,000 pixels."""
     import zlib
 
     home = root / "isic2019"
@@ -160,12 +160,12 @@ def image_bomb(root: Path) -> None:
 
 
 def npz_with(change: Callable[[bytearray], None]) -> Callable[[Path], None]:
-    return lambda root: npz(root / "mine" / "a.npz", change)
+    return lambda root: write_npz(root / "mine" / "a.npz", change)
 
 
-OWN = "{name: npz, folder: mine}"
+NPZ = "{name: npz, folder: mine}"
 
-# what it is -> (data: of an experiment, who writes it below a data root, words of the refusal)
+# description -> (setting `data`, function that writes the folder below a data root, part of the error message)
 FOLDERS: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "gigabytes of pixels": ("mnist", idx_bomb, "has more than 47,040,016 bytes: it is not the published file"),
     "gigabytes of table": ("beijing-air", table_bomb, "has more than 268,435,456 bytes"),
@@ -174,16 +174,16 @@ FOLDERS: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "gigabytes in a tar": ("20news", tar_bomb, "unpacks to more than 100,000,000 bytes"),
     "gigabytes in a tar's header": ("20news", tar_header_bomb, "unpacks to more than 100,000,000 bytes"),
     "gigabytes in a zip": ("beijing-air", zip_bomb, "unpacks to more than 100,000,000 bytes"),
-    "members without end": ("beijing-air", zip_of_too_many, "files and folders"),
+    "members without end": ("beijing-air", zip_with_too_many_members, "files and folders"),
     "a tar's member without a name": ("20news", tar_without_a_name, "which is not a file name"),
     "a tar's member with a NUL": ("20news", tar_with_a_nul, "is not a complete archive"),
     "a zip's member without a name": ("beijing-air", zip_without_a_name, "which is not a file name"),
     "an image of 100 million pixels": ("isic2019", image_bomb, "a.jpg has more than 89,478,485 pixels: refused"),
     "an npz of unknown compression": (
-        OWN,
-        npz_with(unknown_compression),
+        NPZ,
+        npz_with(set_unknown_compression),
         "compressed in a way that numpy does not write",
     ),
-    "an npz with a password": (OWN, npz_with(password), "is encrypted, or compressed"),
-    "an npz that says it is larger": (OWN, npz_with(says_it_is_larger), "unpacks to more than 4,000,000,000 bytes"),
+    "an npz with a password": (NPZ, npz_with(set_encrypted), "is encrypted, or compressed"),
+    "an npz that says it is larger": (NPZ, npz_with(set_huge_size), "unpacks to more than 4,000,000,000 bytes"),
 }

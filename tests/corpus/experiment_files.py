@@ -1,9 +1,11 @@
-"""Experiment files and changes that once were reported as a bug of ours, took for ever, or might."""
+"""Experiment files and changes that once caused internal errors or never returned, or could."""
 
 from __future__ import annotations
 
 DIGITS = "9" * 5000
-LAUGHS = "name: &a0 [x, x]\n" + "".join(f"k{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12))
+BILLION_LAUGHS = "name: &a0 [x, x]\n" + "".join(
+    f"k{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 12)
+)
 QUICK = "until: 1updates\nmodel: linear\nclients: 2\n"
 
 FILES: dict[str, str | bytes] = {
@@ -12,8 +14,8 @@ FILES: dict[str, str | bytes] = {
     "a mapping of itself": "&a {name: *a}\n",
     "a setting of itself": "data: &a {name: *a}\n",
     "means of themselves": "delays: &a {name: per_client, means: [*a]}\n",
-    "a billion laughs": LAUGHS,
-    "a billion means": LAUGHS + "delays: {name: per_client, means: *a11}\n",
+    "a billion laughs": BILLION_LAUGHS,
+    "a billion means": BILLION_LAUGHS + "delays: {name: per_client, means: *a11}\n",
     "a merge of merges": "name: &a {x: 1}\nstrategy: {<<: [*a, *a]}\n",
     # tags
     "no timestamp": "name: !!timestamp x\n",
@@ -52,9 +54,9 @@ FILES: dict[str, str | bytes] = {
     "terminal codes as a strategy": 'strategy: "\\e[2Jfedavg"\n',
     # paths
     "a folder with a NUL": 'data: {name: npz, folder: "a\\0b"}\n',
-    "nobody's folder": "data: {name: npz, folder: ~nouser/x}\n",
+    "a folder of an unknown user": "data: {name: npz, folder: ~nouser/x}\n",
     "a trace with a NUL": 'delays: {name: trace, path: "a\\0b"}\n',
-    "nobody's trace": "delays: {name: trace, path: ~nouser/x}\n",
+    "a trace of an unknown user": "delays: {name: trace, path: ~nouser/x}\n",
     "recorded availability with a NUL": 'availability: {name: trace, path: "a\\0b"}\n',
     "weights with a NUL": 'model: {name: efficientnet_b0, weights: "a\\0b"}\ndata: {name: digits}\n',
     "a tokenizer with a NUL": 'data: {name: 20news, tokenizer: "a\\0b"}\n',
@@ -88,7 +90,7 @@ CHANGES: dict[str, str] = {
     "5,000 digits": f"clients={DIGITS}",
     "a hexadecimal of 5,000 digits": f"seed=0x{DIGITS}",
     "a thousand brackets": "clients=" + "[" * 5000,
-    "nobody's folder": "data={name: npz, folder: ~nouser/x}",
+    "a folder of an unknown user": "data={name: npz, folder: ~nouser/x}",
     "a NUL": 'data={name: npz, folder: "a\\0b"}',
     "terminal codes": "\x1b[2J=1",
     "a trillion neurons": "model={name: mlp, hidden: [1000000000000]}",
