@@ -29,7 +29,7 @@ from torch import Tensor
 
 from machine import machine, versions
 from offbeat.core.jobs import Job, Result
-from offbeat.core.parts.reused_memory import new_vector
+from offbeat.core.parts.large_vectors import new_vector
 from offbeat.core.protocol import Action, Commit, Event, UpdateArrived, World
 from offbeat.core.strategies import REGISTRY
 from offbeat.core.vector import Layout, Slice
@@ -210,12 +210,14 @@ def drive(strategy: Any, layout: Layout, model: Tensor) -> Iterator[Timed]:
     engine.start()
     engine.advance()
     while True:
-        if not engine.ledger.busy:
+        if not engine.ledger.open_tickets:
             if not engine.timers:
                 raise RuntimeError("nobody is at work and no timer is set")
             engine.advance(min(engine.timers.values()))
             continue
-        first = min(engine.ledger.busy, key=engine.ledger.busy.__getitem__)  # who was sent work longest ago
+        first = min(
+            engine.ledger.open_tickets, key=engine.ledger.open_tickets.__getitem__
+        )  # who was sent work longest ago
         timed.update = timed.commit = None
         engine.arrive(first, at=engine.now + 1.0)
         engine.advance()

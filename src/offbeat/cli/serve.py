@@ -73,7 +73,7 @@ def serve(
     Ctrl-C stops it with a checkpoint, and it may be killed at any moment: --resume continues, and the sites reconnect.
     All strategies of 'offbeat run' work; simulated delays, network and faults do not apply.
     """
-    from offbeat.core.parts.compression import parse_compression
+    from offbeat.deploy.compression import parse_compression
     from offbeat.deploy.server_processes import ServerProcesses
 
     require_flower()

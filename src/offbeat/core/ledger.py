@@ -209,6 +209,7 @@ class Traffic:
 
     @classmethod
     def of(cls, contract: Contract, model: Tensor) -> Traffic:
+        """Start counting for a strategy and its model."""
         return cls(model.nbytes, contract.shares, contract.clients_keep)
 
     def count_download(self, action: Dispatch) -> int:
@@ -242,9 +243,9 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """Compute the bytes that go down with a piece of work and come up for it, for a world whose network takes time.
+    """Compute the download and upload bytes of a job, for worlds whose network takes time.
 
-    Every model counts as sent: what a client keeps is not known when its time is drawn.
+    Every model counts as sent, because the models that clients keep are unknown when durations are drawn.
     """
 
     model_bytes: int
@@ -254,6 +255,7 @@ class Payload:
 
     @classmethod
     def of(cls, contract: Contract, model: Tensor, layout: Layout) -> Payload:
+        """Build the payload of a strategy's jobs."""
         return cls(model.nbytes, model.element_size(), layout, contract.shares)
 
     def __call__(self, work: LocalWork) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 `encode(message, run)` and `decode(data, address)`; `open_envelope` also returns the run of a message. Invalid bytes
 raise WireError with a one-line message. A job's memory is never sent: it stays at the site. An upload may be compressed
-(`core.parts.compression`) relative to a base, which the reader looks up with `base_of`.
+(`deploy.compression`) relative to a base, which the reader looks up with `base_of`.
 """
 
 from __future__ import annotations
@@ -17,9 +17,8 @@ from torch import Tensor
 
 from offbeat.core.errors import OffbeatError, to_single_line
 from offbeat.core.jobs import Failure, Result
-from offbeat.core.parts import compression
 from offbeat.core.protocol import LocalWork
-from offbeat.deploy import rule_codec
+from offbeat.deploy import compression, rule_codec
 from offbeat.deploy.tensor_codec import Fields, WireError, pack_tensors, unpack_tensors
 from offbeat.engine.live.transport import Farewell, Hello, JobAnswer, JobMessage, Question, Scores
 

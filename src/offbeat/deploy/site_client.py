@@ -23,10 +23,9 @@ from pathlib import Path
 
 from offbeat.core.errors import OffbeatError, RunError, describe_error, to_single_line
 from offbeat.core.jobs import Failure, Job, Result
-from offbeat.core.parts import compression
 from offbeat.core.protocol import LocalRule
 from offbeat.core.threads import one_thread
-from offbeat.deploy import message_codec, rule_codec
+from offbeat.deploy import compression, message_codec, rule_codec
 from offbeat.deploy.result_store import ResultStore, ResultStoreError, StoredResult
 from offbeat.deploy.site_data import LocalTraining, SiteSource
 from offbeat.engine.checkpoint import write_atomically

@@ -183,18 +183,18 @@ class ClientHalfKeepsItsWord(Observer):
         self.before = TinyClients(self.world.layout, probe=self.world.probe)(job)
 
     def trained(self, job: Job, result: Result) -> None:
-        rule, who = job.work.rule, f"the rule {job.work.rule!r} of client {job.client}"
+        rule, subject = job.work.rule, f"the rule {job.work.rule!r} of client {job.client}"
         if not identical(self.before, result):
-            raise LawBroken(f"{who} gave two different results for one job: a job is a pure function")
+            raise LawBroken(f"{subject} gave two different results for one job: a job is a pure function")
         if rule is None:
             return
         declared = dict(rule.uploads(self.world.layout))
         uploaded = {name: extra.numel() for name, extra in result.extras.items()}
         if uploaded != declared:
-            raise LawBroken(f"{who} declares the uploads {declared} and returned {uploaded}")
+            raise LawBroken(f"{subject} declares the uploads {declared} and returned {uploaded}")
         undeclared = sorted(set(result.memory) - set(rule.memory))
         if undeclared:
-            raise LawBroken(f"{who} keeps {undeclared}, its memory declares {list(rule.memory)}")
+            raise LawBroken(f"{subject} keeps {undeclared}, its memory declares {list(rule.memory)}")
 
 
 class RulesStack(Observer):
@@ -217,8 +217,8 @@ class RulesStack(Observer):
                 raise LawBroken(f"the rule {rule!r} cannot take a stack of clients: {describe_error(error)}") from error
             for client, job, result in zip(varied, group, stacked, strict=True):
                 if (difference := find_difference(client(job), result)) is not None:
-                    who = f"the rule {job.work.rule!r} gives client {job.client}"
-                    raise LawBroken(f"{who} another {difference} in a stack than alone")
+                    subject = f"the rule {job.work.rule!r} gives client {job.client}"
+                    raise LawBroken(f"{subject} another {difference} in a stack than alone")
 
 
 # ---------------------------------------------------------------- laws that play the script themselves

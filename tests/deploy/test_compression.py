@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError, DataError
-from offbeat.core.parts.compression import BLOCK, EightBit, Half, TopK, Uncompressed, compress, parse_compression
+from offbeat.deploy.compression import BLOCK, EightBit, Half, TopK, Uncompressed, compress, parse_compression
 
 
 def unpacked(how: str, delta: Tensor) -> Tensor:
