@@ -81,7 +81,7 @@ def test_a_data_set_made_in_python_is_taken_where_a_name_is():
     assert dict(build.setup(experiment).world.clients) == {k: len(x) for k, (x, _) in enumerate(data.by_owner())}
     with pytest.raises(ConfigError, match="holds what a file cannot"):
         experiment_files.write_experiment(Path("never.yaml"), experiment)
-    with pytest.raises(DataError, match="names no owners"):
+    with pytest.raises(DataError, match="has no natural owners"):
         Digits().load().by_owner()
 
 

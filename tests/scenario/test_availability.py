@@ -45,9 +45,7 @@ LAWS = [
     client=st.integers(0, 100),
     moments=st.lists(st.floats(0, 1e4), min_size=1, max_size=6),
 )
-def test_a_client_is_there_when_it_is_said_to_come_whoever_asks_and_in_whatever_order(
-    law: Any, seed: int, client: int, moments: list[float]
-) -> None:
+def test_windows_are_consistent_in_any_order_of_queries(law: Any, seed: int, client: int, moments: list[float]) -> None:
     windows = {now: law.window(seed, client, now) for now in moments}
     for now, window in reversed(windows.items()):
         assert law.window(seed, client, now) == window
@@ -109,7 +107,7 @@ def test_churning_clients_are_there_for_their_share_of_the_time() -> None:
         assert there == pytest.approx(1500, abs=4 * (2000 * 0.75 * 0.25) ** 0.5)
 
 
-def test_churn_remembers_only_what_it_could_draw_again() -> None:
+def test_churn_caches_only_what_it_can_draw_again() -> None:
     walked, fresh = Churn(up=3.0, down=2.0), Churn(up=3.0, down=2.0)
     for t in range(500):
         walked.window(0, 7, float(t))
@@ -136,7 +134,7 @@ def test_every_law_has_a_summary() -> None:
 # ---------------------------------------------------------------- in the world
 
 
-def test_whoever_leaves_on_the_way_does_not_answer() -> None:
+def test_a_client_that_leaves_during_a_job_crashes() -> None:
     law = JoinAndLeave(join=10.0, stay=20.0)
     world = SimulatedWorld(
         delays=ConstantDelays(mean=8.0, jitter=0.0), counts=ExampleCounts([5]), seed=0, availability=law
@@ -157,7 +155,7 @@ def test_whoever_leaves_on_the_way_does_not_answer() -> None:
     )
 
 
-def test_the_world_tells_the_same_whether_it_was_asked_before_or_not() -> None:
+def test_answers_of_the_world_do_not_depend_on_earlier_queries() -> None:
     def world() -> SimulatedWorld:
         return SimulatedWorld(
             delays=ConstantDelays(), counts=ExampleCounts([5]), seed=3, availability=Churn(up=5.0, down=5.0)

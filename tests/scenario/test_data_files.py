@@ -97,7 +97,7 @@ def test_the_second_address_is_tried_when_the_first_has_nothing(root, address):
         ("/whole", "0" * 32, "the download has MD5 5d41402abc4b2a76b9719d911017c592"),  # the MD5 of "hello"
     ],
 )
-def test_what_does_not_arrive_whole_and_right_is_not_kept(root, address, page, digest, reason):
+def test_incomplete_and_wrong_downloads_are_removed(root, address, page, digest, reason):
     with pytest.raises(
         DataError, match=rf"set/file is missing: put the file there.*download it from the authors.*({reason})"
     ):
@@ -117,13 +117,13 @@ def test_without_a_network_the_message_says_which_file_to_put_where(root):
     )
 
 
-def test_what_has_no_checksum_is_not_downloaded(root, address):
+def test_files_without_checksum_are_not_downloaded(root, address):
     with pytest.raises(DataError, match=r"set/file is missing: put the file there.*it is not downloaded automatically"):
         find_file("set", ("file",), None, (f"{address}/whole",))
     assert not any(p.is_file() for p in root.rglob("*"))
 
 
-def test_a_checksum_may_be_of_another_kind(root, address):
+def test_checksums_may_be_sha256(root, address):
     sha = hashlib.sha256(b"hello").hexdigest()
     assert find_file("set", ("file",), sha, (f"{address}/whole",)).read_bytes() == b"hello"
     with pytest.raises(
@@ -134,7 +134,7 @@ def test_a_checksum_may_be_of_another_kind(root, address):
         find_file("set", ("file",), "0" * 64)
 
 
-def test_a_download_without_an_end_is_given_up(root, address, monkeypatch):
+def test_too_large_downloads_are_stopped(root, address, monkeypatch):
     monkeypatch.setattr("offbeat.scenario.data.data_files.MAX_DOWNLOAD_BYTES", 4)
     with pytest.raises(DataError, match="more than 4 bytes arrive"):
         find_file("set", ("file",), md5(b"hello"), (f"{address}/whole",))
@@ -172,7 +172,7 @@ def test_only_web_addresses_are_downloaded(root):
         find_file("set", ("file",), "0" * 32, ("file:///etc/passwd",))
 
 
-def test_an_archive_that_lies_there_is_unpacked(root):
+def test_existing_archives_are_unpacked(root):
     (root / "set").mkdir()
     tar(root / "set" / "all.tar.gz", {"inner/a.txt": b"A", "inner/deep/b.txt": b"B"})
     archive = Published(name="all.tar.gz")
@@ -197,14 +197,14 @@ def test_a_tampered_archive_is_not_unpacked(root):
     assert not (root / "set/a.txt").exists()
 
 
-def test_another_archive_of_the_same_name_is_told_apart(root):
+def test_another_archive_of_the_same_name_is_refused(root):
     (root / "set").mkdir()
     tar(root / "set" / "all.tar.gz", {"other.txt": b"A"})
     with pytest.raises(DataError, match=r"was unpacked and .*a.txt is still missing: it is not the published archive"):
         find_folder("set", ("a.txt",), Published(name="all.tar.gz"))
 
 
-def test_a_folder_copied_in_half_is_to_be_removed_first(root):
+def test_an_incomplete_folder_has_to_be_removed_first(root):
     (root / "set" / "inner").mkdir(parents=True)
     (root / "set/inner/a.txt").write_text("A")
     tar(root / "set" / "all.tar.gz", {"inner/a.txt": b"A", "inner/b.txt": b"B"})
@@ -214,7 +214,7 @@ def test_a_folder_copied_in_half_is_to_be_removed_first(root):
     find_folder("set", ("inner/a.txt", "inner/b.txt"), Published(name="all.tar.gz"))
 
 
-def test_what_a_killed_process_left_is_not_read_and_goes_with_the_next_unpacking(root):
+def test_leftovers_of_a_killed_process_are_ignored_and_removed(root):
     home = root / "set"
     rooms = [home / f".unpacking-{name}" for name in ("killed", "held", "new")]
     for room in rooms:
@@ -245,7 +245,7 @@ def test_an_encrypted_zip_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["../out.txt", "/tmp/out.txt", "a/../../out.txt", "..\\out.txt", "C:/out.txt"])
-def test_members_that_would_land_outside_are_refused(tmp_path, name):
+def test_members_outside_the_folder_are_refused(tmp_path, name):
     home = tmp_path / "home"
     tar(tmp_path / "bad.tar.gz", {"fine.txt": b"A", name: b"B"})
     with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
@@ -278,7 +278,7 @@ def test_archives_cut_short_are_refused(tmp_path, cut):
     assert list((tmp_path / "home").iterdir()) == []
 
 
-def test_what_is_there_already_stays(tmp_path):
+def test_existing_files_are_not_overwritten(tmp_path):
     (tmp_path / "a.txt").write_text("mine")
     tar(tmp_path / "all.tar.gz", {"a.txt": b"theirs", "b.txt": b"B"})
     unpack(tmp_path / "all.tar.gz", tmp_path)

@@ -41,7 +41,7 @@ LAWS: list[Delays] = [
 
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
-def test_asking_again_or_in_another_order_gives_the_same_times(law: Delays) -> None:
+def test_times_do_not_depend_on_the_order_of_queries(law: Delays) -> None:
     keys = [(seed, client, index) for seed in (1, 2) for client in range(3) for index in range(3)]
     times = {key: law.seconds(*key, steps=4) for key in keys}
     assert {key: law.seconds(*key, steps=4) for key in reversed(keys)} == times
@@ -187,7 +187,7 @@ def test_times_per_step_grow_with_the_steps() -> None:
     assert ConstantDelays(mean=2.0, jitter=0.0, unit="job").seconds(1, 0, 0, steps=9) == 2
 
 
-def test_nobody_is_faster_than_the_least() -> None:
+def test_mean_times_are_at_least_the_least() -> None:
     for law in (ExponentialDelays, HalfNormal):
         free, bound = ([law(mean=3.0, least=least).mean_of(1, client) for client in range(200)] for least in (0.0, 0.3))
         assert min(free) < 0.3 == min(bound)

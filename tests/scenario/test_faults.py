@@ -198,7 +198,7 @@ def test_pooled_training_knows_no_network_and_no_faults() -> None:
     assert made.simulated_world.time_job(0, 0, LocalWork(), 100, 0.0) == JobTiming(2.0 * steps, 2.0 * steps)
 
 
-def test_the_python_door_takes_them_too() -> None:
+def test_simulate_accepts_all_of_them() -> None:
     x, y = torch.eye(4), torch.arange(4) % 2
     told = offbeat.simulate(
         torch.nn.Linear(4, 2), [(x, y)] * 4, FedAsync(), delays=Uniform(low=5.0, high=9.0), until="200s",
@@ -210,7 +210,7 @@ def test_the_python_door_takes_them_too() -> None:
     assert labels.tolist() in ([0, 0, 1, 1], [1, 1, 0, 0])  # one class after the other
 
 
-def test_a_million_clients_who_are_always_there_cost_nothing_more() -> None:
+def test_a_million_available_clients_need_no_windows() -> None:
     world = SimulatedWorld(delays=ConstantDelays(), counts=ExampleCounts.constant(1_000_000, 5), seed=0)
     assert world.next_departure(999_999, 0.0) == float("inf")
     assert not world._windows

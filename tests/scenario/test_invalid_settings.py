@@ -209,4 +209,4 @@ def test_former_names_work_with_one_warning(module: Any, former: str, current: o
     assert len(caught) == 1
     monkeypatch.delitem(vars(module), former)
     with pytest.raises(AttributeError):
-        module.Unknown
+        getattr(module, "Unknown")  # noqa: B009

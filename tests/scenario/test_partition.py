@@ -77,7 +77,7 @@ def test_shares_follow_the_dirichlet_law() -> None:
     assert shares.sub(0.25).square().mean().item() == pytest.approx(0.0625, abs=0.015)
 
 
-def test_what_cannot_be_satisfied_is_said() -> None:
+def test_impossible_partitions_are_refused() -> None:
     with pytest.raises(DataError, match="40 clients of at least 10 examples need 400, there are 300"):
         Dirichlet(min_examples=10).split(labels(300), 40, seed=1)
     with pytest.raises(DataError, match="5 clients of at least 1 example need 5, there are 4"):

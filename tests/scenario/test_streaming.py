@@ -78,7 +78,7 @@ def test_a_share_that_is_whole_in_decimals_is_whole() -> None:
     assert Growing(start=0.29, rate=0.0).arrived(0, 0, 100, 0, 0.0) == 29  # 0.29 * 100 is 28.999999999999996
 
 
-def test_there_is_always_something_to_train_on() -> None:
+def test_clients_have_a_minimum_of_examples() -> None:
     assert counts(Growing(start=0.0, rate=0.0), 3) == [1, 1, 1]
     assert counts(Growing(start=0.0, rate=0.125, min_examples=2), 5) == [2, 2, 2, 3, 4]
     assert counts(Growing(start=0.0, rate=0.0, min_examples=5), 1, total=3) == [3]  # it has no more
@@ -191,7 +191,7 @@ def test_without_strength_nothing_drifts() -> None:
         assert labels[:60].count(label) == pytest.approx(20, abs=4 * 2.6)
 
 
-def test_what_has_no_classes_cannot_come_class_by_class() -> None:
+def test_drift_needs_class_labels() -> None:
     for labels in (None, torch.rand(5), torch.zeros(5, 2, dtype=torch.int64)):
         with pytest.raises(DataError, match="need one class label for each example"):
             ClassIncremental().order(0, 0, torch.arange(5), labels)
@@ -200,7 +200,7 @@ def test_what_has_no_classes_cannot_come_class_by_class() -> None:
 # ---------------------------------------------------------------- in the world, in an experiment
 
 
-def test_the_simulated_world_tells_what_has_arrived() -> None:
+def test_the_simulated_world_counts_arrived_examples() -> None:
     world = SimulatedWorld(delays=ConstantDelays(), counts=ExampleCounts([8, 16]), seed=0, streaming=HALF)
     assert [world.num_examples(1, n, 0.0) for n in range(3)] == [8, 10, 12]
     with pytest.raises(DataError, match="no data for client 2"):
@@ -230,7 +230,7 @@ def test_local_work_sees_only_what_has_arrived() -> None:
     assert moved[3] == 0
 
 
-def test_what_has_arrived_of_sorted_data_is_a_sample_of_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_arrived_examples_of_sorted_data_have_every_class(monkeypatch: pytest.MonkeyPatch) -> None:
     def in_order_of_class() -> Dataset:
         given = Digits().load()
         order = given.y_train.argsort(stable=True)
@@ -289,14 +289,14 @@ def test_streams_work_with_delays_per_step_where_more_data_takes_longer() -> Non
         assert trip.duration == -(-there // 32)
 
 
-def test_a_job_that_asks_for_data_not_held_is_refused() -> None:
+def test_jobs_with_too_many_examples_are_refused() -> None:
     made = build.setup(SMALL)
     job = Job(0, 0, 0, made.world.model, 0, LocalWork(), 10**6, {}, 0)
     with pytest.raises(DataError, match="cannot train on 1000000 examples"):
         made.trainer(job)
 
 
-def test_the_python_door_streams_too_in_the_order_given() -> None:
+def test_simulate_accepts_streams() -> None:
     x, y = torch.randn(16, 3, generator=draws.generator(0, "x")), torch.arange(16) % 2
     model = torch.nn.Linear(3, 2)
     result = offbeat.simulate(model, [(x, y)], FedAsync(), streaming=HALF, delays=10.0, until="5updates")

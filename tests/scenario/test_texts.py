@@ -13,12 +13,6 @@ from offbeat.scenario.data import texts
 from offbeat.scenario.data.texts import AgNews, TwentyNews, make_vocabulary, number_texts, split_words
 
 
-@pytest.fixture
-def root(tmp_path, monkeypatch):
-    monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
-    return tmp_path
-
-
 def test_words_are_lower_case_and_keep_their_apostrophe():
     assert split_words("It's NASA's 3rd try -- really?\\no") == ["it's", "nasa's", "3rd", "try", "really", "no"]
 

@@ -69,7 +69,7 @@ def test_no_example_has_two_owners_and_the_same_seed_gives_the_same_split(
 
 
 def test_every_partition_is_tried() -> None:
-    assert {type(p) for p in WHOLE} | {MainClass, Draws} == set(PARTITIONS.values())  # draws: test_drawn_clients.py
+    assert {type(p) for p in WHOLE} | {MainClass, Draws} == set(PARTITIONS.values())  # draws: test_draws.py
     for cls in PARTITIONS.values():
         cls()  # all settings have a default
 
@@ -90,7 +90,7 @@ def test_clients_have_equal_sizes_however_skewed() -> None:
     assert sizes == [5, 5, 5, 4, 4]
 
 
-def test_with_one_class_everybody_has_it() -> None:
+def test_with_one_class_every_client_has_it() -> None:
     assert table(DirichletEqual(), torch.zeros(9, dtype=torch.int64), 3) == [[3], [3], [3]]
 
 
@@ -135,7 +135,7 @@ def test_no_random_number_decides_twice(monkeypatch) -> None:
 # ---------------------------------------------------------------- dual Dirichlet (FedCompass, Algorithm 5)
 
 
-def test_with_large_concentrations_everybody_has_the_same_of_everything() -> None:
+def test_large_concentrations_give_equal_clients() -> None:
     # sizes -> 1/4 each, mixes -> the prior (20, 20, 40 of 80): each client gets a quarter of each class
     y = torch.tensor([0] * 20 + [1] * 20 + [2] * 40)
     assert table(DualDirichlet(sizes=1e9, classes=1e9), y, 4) == [[5, 5, 10]] * 4
@@ -174,7 +174,7 @@ def test_clients_hold_as_many_classes_as_the_paper_says(clients: int, fewest: in
     assert seen == set(range(fewest, most + 1))
 
 
-def test_without_deviation_who_share_a_class_share_it_evenly() -> None:
+def test_without_deviation_classes_are_divided_evenly() -> None:
     y = labels(840 * 5, classes=5)  # 840 is a multiple of 1, 2, ..., 8
     counts = class_counts(y, ClassSubsets(fewest=2, most=3, deviation=0.0).split(y, 8, seed=1))
     for column in counts.T:
@@ -318,12 +318,12 @@ def test_counts_of_labels_that_are_no_classes_are_sizes() -> None:
         (Natural(), 100, 5, "natural needs data whose examples have owners"),
     ],
 )
-def test_what_cannot_be_satisfied_is_said(partition: Partition, examples: int, clients: int, message: str) -> None:
+def test_impossible_partitions_are_refused(partition: Partition, examples: int, clients: int, message: str) -> None:
     with pytest.raises(DataError, match=message):
         partition.split(labels(examples), clients, seed=3)
 
 
-def test_a_draw_that_never_comes_is_given_up() -> None:
+def test_partitions_give_up_after_100_tries() -> None:
     # every one of 12 clients would have to draw another of 12 classes: 12! / 12^12 = 5e-5 a try
     with pytest.raises(
         DataError, match=r"in 100 tries no draw gave each of 12 classes a client .*raise fewest and most"
@@ -331,7 +331,7 @@ def test_a_draw_that_never_comes_is_given_up() -> None:
         ClassSubsets(fewest=1, most=1).split(labels(120, classes=12), 12, seed=1)
 
 
-def test_fewer_owners_than_clients_is_said() -> None:
+def test_fewer_owners_than_clients_are_refused() -> None:
     groups = torch.tensor([0, 0, 1, 1, 2])
     with pytest.raises(DataError, match="natural: 4 clients, but the data has 3 owners: set clients to 3 or fewer"):
         Natural().split(torch.zeros(5), 4, 1, groups)
@@ -349,7 +349,7 @@ def test_fewer_owners_than_clients_is_said() -> None:
 
 
 @pytest.mark.parametrize("name", [name for name, cls in PARTITIONS.items() if cls not in (Iid, Natural, Draws)])
-def test_real_targets_have_no_classes_to_part_by(name: str) -> None:
+def test_real_targets_cannot_be_divided_by_class(name: str) -> None:
     with pytest.raises(DataError, match=f"{name} needs one class label for each example, got torch.float32.*use iid"):
         PARTITIONS[name]().split(torch.rand(100), 5, 1)
 

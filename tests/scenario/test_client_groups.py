@@ -43,7 +43,7 @@ def test_a_share_that_is_no_whole_number_is_rounded_up_or_down() -> None:
     assert found == {7, 8}
 
 
-def test_who_belongs_to_a_share_differs_from_seed_to_seed_and_from_purpose_to_purpose() -> None:
+def test_membership_depends_on_seed_and_purpose() -> None:
     def members(seed: int, purpose: str) -> list[bool]:
         return [belongs_to_share(0.37, seed, purpose, client) for client in range(50)]
 
@@ -51,7 +51,7 @@ def test_who_belongs_to_a_share_differs_from_seed_to_seed_and_from_purpose_to_pu
     assert members(0, "a") != members(0, "b")
 
 
-def test_nobody_and_everybody_are_shares_too() -> None:
+def test_shares_of_zero_and_one() -> None:
     assert [belongs_to_share(0.0, 0, "test", client) for client in range(3)] == [False] * 3
     assert [belongs_to_share(1.0, 0, "test", client) for client in range(3)] == [True] * 3
     assert {group_of((0.0, 1.0, 0.0), 0, "test", client) for client in range(9)} == {1}

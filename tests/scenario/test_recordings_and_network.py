@@ -44,7 +44,7 @@ def world(delays: Any, **settings: Any) -> SimulatedWorld:
 # ---------------------------------------------------------------- recordings
 
 
-def test_a_recorded_pace_holds_from_its_time_on(tmp_path: Path) -> None:
+def test_recorded_values_are_valid_from_their_time_on(tmp_path: Path) -> None:
     law = RecordedDelays(path=written(tmp_path, GOOD))
     w = world(law)
     assert w.time_job(0, 0, LocalWork(), 10, started=0.0) == JobTiming(6.0, 6.0)  # 3 steps of 2 s
@@ -56,7 +56,7 @@ def test_a_recorded_pace_holds_from_its_time_on(tmp_path: Path) -> None:
     assert (law.expected(0, 0, steps=1), law.expected(0, 1, steps=4)) == (3.0, 2.0)
 
 
-def test_columns_nobody_asks_for_may_be_missing(tmp_path: Path) -> None:
+def test_unused_columns_may_be_missing(tmp_path: Path) -> None:
     path = written(tmp_path, "client,t,mbps\n0,0,5\n")
     network.RecordedBandwidth(path=path).covers([0])
     with pytest.raises(DataError, match="no column 'seconds_per_step'; it has 'client', 't', 'mbps'"):
@@ -87,7 +87,7 @@ def test_columns_nobody_asks_for_may_be_missing(tmp_path: Path) -> None:
         ("client,t,seconds_per_step\n0,0,1\n", r"no rows for client 1: it has 1 clients"),
     ],
 )
-def test_a_trace_that_cannot_be_used_is_refused_in_one_sentence(tmp_path: Path, text: str, message: str) -> None:
+def test_invalid_recordings_are_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(DataError, match=message):
         RecordedDelays(path=written(tmp_path, text)).covers(range(2))
 

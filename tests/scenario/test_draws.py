@@ -27,7 +27,7 @@ def labels(examples: int, classes: int = 5) -> Tensor:
     low=st.integers(1, 20), more=st.integers(0, 20), alpha=st.sampled_from([None, 1e-9, 0.1, 1.0, 1e9]),
     client=st.integers(0, 99), seed=st.integers(0, 2**32),
 )  # fmt: skip
-def test_a_client_draws_as_many_as_it_says_none_twice_and_always_the_same(
+def test_draws_have_the_announced_size_without_repetition(
     low: int, more: int, alpha: Any, client: int, seed: int
 ) -> None:
     made = Draws(size=(low, low + more), alpha=alpha)
@@ -82,7 +82,7 @@ def test_a_class_that_is_used_up_is_followed_by_others() -> None:
     assert torch.equal(Draws(size=40, alpha=0.5).split(y, 1, seed=0)[0], torch.arange(40))
 
 
-def test_what_cannot_be_drawn_is_said() -> None:
+def test_impossible_draws_are_refused() -> None:
     with pytest.raises(DataError, match="draws: 20 examples for each client, there are 10: lower size"):
         Draws(size=(1, 20)).split(labels(10), 5, seed=0)
     with pytest.raises(DataError, match="draws with alpha needs one class label for each example"):
@@ -126,7 +126,7 @@ def test_a_part_of_computed_rows_is_that_of_stored_ones(part: Any) -> None:
     assert all(torch.equal(a, b) for a, b in zip(lazy, stored, strict=True))
 
 
-def test_a_part_that_somebody_cannot_have_is_refused_before_anybody_is_asked() -> None:
+def test_impossible_splits_are_refused_before_rows_are_computed() -> None:
     rows = Draws(size=(1, 9)).split(labels(100), 1_000, seed=2)
     with pytest.raises(DataError, match=r"client \d+ has 1 examples: too few for a test part of 0.2 of them"):
         Split(train=0.8).rows_of_part("train", 0, rows)
