@@ -45,6 +45,18 @@ class ScenarioSettings:
             raise ConfigError(f"{type(self).__name__}: {error}") from None
 
 
+class RangeSettings(ScenarioSettings):
+    """Base class of settings that include a range from `low` to `high`."""
+
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.low > self.high:
+            raise ConfigError(f"{type(self).__name__}: low = {self.low} is above high = {self.high}")
+
+
 def find_entry(what: str, registry: Mapping[str, T], name: str) -> T:
     """Return the entry with this name; `what` is the word for it in the error ("model", "delay")."""
     if name not in registry:

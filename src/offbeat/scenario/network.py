@@ -7,9 +7,8 @@ from functools import cached_property
 from typing import Protocol, runtime_checkable
 
 from offbeat.core import draws
-from offbeat.core.errors import require
 from offbeat.core.settings import Amount, Rate
-from offbeat.scenario import ScenarioSettings
+from offbeat.scenario import RangeSettings
 from offbeat.scenario.client_groups import draw_between
 from offbeat.scenario.delays.delay_law import elapsed_seconds
 from offbeat.scenario.recordings import MBPS, RecordedLaw, RecordedSeries
@@ -43,22 +42,18 @@ class Instant:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Offset(ScenarioSettings):
+class Offset(RangeSettings):
     """Every job of a client takes some seconds longer, drawn once between `low` and `high` (ASO-Fed's 10 to 100)."""
 
     low: Amount = 10.0  # seconds
     high: Amount = 100.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.low <= self.high, f"Offset: low = {self.low} is above high = {self.high}")
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
         return draw_between((self.low, self.high), seed, "network", client) / 2  # half for each direction
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bandwidth(ScenarioSettings):
+class Bandwidth(RangeSettings):
     """Models are sent at the client's megabits per second, between `low` and `high`, plus a `latency` each way.
 
     The bytes are those of the model and of what a method sends with it, as the trace counts them.
@@ -68,10 +63,6 @@ class Bandwidth(ScenarioSettings):
     high: Rate = 50.0
     latency: Amount = 0.05  # seconds
     upload: Rate = 0.2  # upload speed as a share of the download speed
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.low <= self.high, f"Bandwidth: low = {self.low} is above high = {self.high}")
 
     def mbps(self, seed: int, client: int) -> float:
         # a large draw is slow, as in delays

@@ -138,8 +138,8 @@ def _build_dataset(
     tensors: tuple[Tensor, Tensor, Tensor, Tensor],
     num_classes: int | None,
     task: TaskName | None,
-    owners: list[Owner] | None,
-    test_owners: list[Owner],
+    owners: Sequence[Owner] | None,
+    test_owners: Sequence[Owner],
     notes: tuple[str, ...],
 ) -> Dataset:
     x_train, y_train, x_test, y_test = tensors

@@ -10,7 +10,7 @@ from typing import Annotated
 
 from offbeat.core.errors import require
 from offbeat.core.settings import Amount, Must, Rate, finite
-from offbeat.scenario import Rates
+from offbeat.scenario import RangeSettings, Rates
 from offbeat.scenario.client_groups import group_of, require_shares
 from offbeat.scenario.delays.delay_law import MIN_JITTER_FACTOR, DelayDistribution, speed
 
@@ -31,15 +31,11 @@ class ConstantDelays(DelayDistribution):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Uniform(DelayDistribution):
+class Uniform(RangeSettings, DelayDistribution):
     """Mean times are uniform between `low` and `high` seconds."""
 
     low: Rate = 10.0
     high: Rate = 500.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.low <= self.high, f"Uniform: low = {self.low} is above high = {self.high}")
 
     def mean_of(self, seed: int, client: int) -> float:
         return self.low + (self.high - self.low) * speed(seed, client)
@@ -116,7 +112,7 @@ class ExponentialDelays(_LowerBounded):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LongTail(DelayDistribution):
+class LongTail(RangeSettings, DelayDistribution):
     """Most clients take little more than `low` seconds, a few up to `high`: a truncated Pareto distribution.
 
     FedPSA says only that in its long tail "most response times cluster around 10". With a = 1 half of the clients take
@@ -126,10 +122,6 @@ class LongTail(DelayDistribution):
     low: Rate = 10.0
     high: Rate = 500.0
     a: Annotated[float, finite(1e-6, "must be at least 1e-6 and finite")] = 1.0  # smaller values give more slow clients
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require(self.low <= self.high, f"LongTail: low = {self.low} is above high = {self.high}")
 
     def mean_of(self, seed: int, client: int) -> float:
         # F(x) = (1 - (low/x)^a) / (1 - (low/high)^a)
