@@ -138,7 +138,7 @@ def test_progress_is_told_to_a_function_whose_answer_counts_for_nothing():
 
 
 def test_progress_is_a_line_now_and_then_on_stderr(capsys, monkeypatch):
-    monkeypatch.setattr("offbeat.api.progress_line.SELDOM", 0.0)
+    monkeypatch.setattr("offbeat.api.progress_line.LOG_INTERVAL", 0.0)
     simulate(progress=True)
     told = capsys.readouterr()
     assert told.out == ""

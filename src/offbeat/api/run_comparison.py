@@ -1,4 +1,4 @@
-"""The Python door to a comparison: several methods and seeds on your own model and data, in one call."""
+"""`compare` runs several methods and seeds on your own model and data; `Compared` is its result."""
 
 from __future__ import annotations
 
@@ -9,35 +9,32 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Unpack
 
 from torch import nn
 
 from offbeat.api import arguments, progress_line
 from offbeat.api.progress_line import Shares
-from offbeat.api.run_simulation import WHOLE, loaded
-from offbeat.api.simulation_result import Simulation, called_by
-from offbeat.api.world_options import asked
+from offbeat.api.run_simulation import RESUME_HINT, load_simulation
+from offbeat.api.simulation_result import Simulation, current_command
+from offbeat.api.world_options import Clients, WorldKeywords, WorldOptions, accept_world_options
 from offbeat.core.errors import ConfigError, RunError, unknown_name
 from offbeat.core.protocol import Strategy
-from offbeat.engine.until import Target, Until
-from offbeat.experiment import comparison as comparing
-from offbeat.experiment.comparison import DEFAULT_REFERENCE, MANIFEST, Comparison
-from offbeat.experiment.run import client_memory as memories
-from offbeat.experiment.run import execution as runs
-from offbeat.experiment.scripted.client_datasets import Examples
+from offbeat.experiment.comparison import (
+    DEFAULT_REFERENCE,
+    MANIFEST,
+    Comparison,
+    RunEntry,
+    create_comparison,
+    execute_comparison,
+)
+from offbeat.experiment.run.checksums import JsonObject
+from offbeat.experiment.run.client_memory import parse_memory_limit
+from offbeat.experiment.run.execution import Run, Unfinished
 from offbeat.experiment.scripted.scripted_run import RETRY_HINT, ScriptedRun
 from offbeat.experiment.spec.choices import name_of
 from offbeat.metrics import measures
 from offbeat.results import report
-from offbeat.results import report as pictures
-from offbeat.scenario.availability import Availability
-from offbeat.scenario.delays import Delays
-from offbeat.scenario.faults import Fault
-from offbeat.scenario.network import Network
-from offbeat.scenario.streaming import Stream
-from offbeat.training.tasks import Loss, Task
-from offbeat.training.trainer import Training
 from offbeat.workers import registry
 
 log = logging.getLogger("offbeat")
@@ -45,27 +42,32 @@ log = logging.getLogger("offbeat")
 
 @dataclass(frozen=True, repr=False)
 class Compared(Comparison):
-    """What came out of `compare`: print it for the table, plot it, make its page, take one of its simulations."""
+    """The result of `compare`: print it for the table, plot it, write its page, or take one of its simulations."""
 
-    given: Mapping[tuple[str, int], ScriptedRun] = field(default_factory=dict)  # (method, seed) -> what was played
-    _keeps: Any = None  # the temporary folder, where no other was named: it goes with this
+    given: Mapping[tuple[str, int], ScriptedRun] = field(default_factory=dict)  # by method and seed
+    _keeps: tempfile.TemporaryDirectory[str] | None = None  # removed together with this object
 
-    def run(self, entry: Mapping[str, Any]) -> runs.Run:
-        return runs.Run(self.folder / entry["folder"], self.given.get((entry["strategy"], entry["seed"])))
+    def run(self, entry: RunEntry) -> Run:
+        """Return one run of the layout."""
+        return Run(self.folder / entry["folder"], self.given.get((entry["strategy"], entry["seed"])))
 
     @property
     def complete(self) -> bool:
+        """Tell whether all runs are complete."""
         return all(self.run(entry).complete for entry in self.layout())
 
     @property
     def seeds(self) -> list[int]:
+        """List the seeds."""
         return list(dict.fromkeys(entry["seed"] for entry in self.layout()))
 
     def __getitem__(self, method: str) -> dict[int, Simulation]:
-        """Of a method, the simulation of each seed."""
+        """Return the simulations of a method by seed."""
         if method not in self.strategies():
             raise unknown_name("method of this comparison", str(method), self.strategies())
-        return {entry["seed"]: loaded(self.run(entry)) for entry in self.layout() if entry["strategy"] == method}
+        return {
+            entry["seed"]: load_simulation(self.run(entry)) for entry in self.layout() if entry["strategy"] == method
+        }
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.strategies())
@@ -73,9 +75,10 @@ class Compared(Comparison):
     def __len__(self) -> int:
         return len(self.strategies())
 
-    def table(self, by_seed: bool = False) -> list[dict[str, Any]]:
-        """A dict a method, of means over seeds, or `by_seed` one a run, of what `offbeat show --json` tells: plain
-        values, ready for a data frame.
+    def table(self, by_seed: bool = False) -> list[JsonObject]:
+        """Return one dict per method with means over seeds, or one per run if `by_seed`.
+
+        The keys are those of `offbeat show --json`. The values are plain, ready for a data frame.
         """
         if not by_seed:
             return [row.as_json() for row in self.rows()]
@@ -85,20 +88,20 @@ class Compared(Comparison):
         ]
 
     def plot(self, path: str | Path, kind: str = "all") -> Path:
-        """The figure of the comparison; the ending of the path says in which format (png, pdf, svg)."""
-        pictures.draw_figure_or_page(self, Path(path), kind)
+        """Draw the figure of the comparison; the suffix of the path selects the format (png, pdf, svg)."""
+        report.draw_figure_or_page(self, Path(path), kind)
         return Path(path)
 
     def page(self, path: str | Path, reference: str | None = None) -> Path:
-        """One self-contained HTML page."""
-        if Path(path).suffix.lower() != pictures.PAGE_SUFFIX:
-            raise ConfigError(f"{path}: the name of a page ends in {pictures.PAGE_SUFFIX}")
-        pictures.draw_figure_or_page(self, Path(path), reference=reference)
+        """Write one self-contained HTML page."""
+        if Path(path).suffix.lower() != report.PAGE_SUFFIX:
+            raise ConfigError(f"{path}: the name of a page ends in {report.PAGE_SUFFIX}")
+        report.draw_figure_or_page(self, Path(path), reference=reference)
         return Path(path)
 
     def save(self, folder: str | Path) -> Path:
-        """The folder that out= would have made."""
-        path = arguments.folder(folder)
+        """Write the folder that `out=` would have created."""
+        path = arguments.check_folder(folder)
         if path.exists() and any(path.iterdir()):
             raise ConfigError(f"{path} is not empty: choose another folder")
         try:
@@ -108,15 +111,15 @@ class Compared(Comparison):
         return path
 
     def __str__(self) -> str:
-        """The table that 'offbeat compare' prints."""
-        made = report.read_report(self)
-        warnings = [f"warning: {row.strategy}, {line}" for row in made.rows for line in row.warnings]
-        return "\n".join([*_aligned(measures.measure_table(made.rows, made.target)), *warnings])
+        """Return the table that 'offbeat compare' prints."""
+        content = report.read_report(self)
+        warnings = [f"warning: {row.strategy}, {line}" for row in content.rows for line in row.warnings]
+        return "\n".join([*_align_columns(measures.measure_table(content.rows, content.target)), *warnings])
 
     __repr__ = __str__
 
 
-def _aligned(rows: list[list[str]]) -> list[str]:
+def _align_columns(rows: list[list[str]]) -> list[str]:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = [
         [cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
@@ -125,175 +128,163 @@ def _aligned(rows: list[list[str]]) -> list[str]:
     return ["  ".join(row).rstrip() for row in padded]
 
 
+@accept_world_options(before="reference")
 def compare(
     model: nn.Module | Callable[[int], nn.Module],
-    clients: Sequence[Examples] | Mapping[str, Examples] | Mapping[int, Examples],
+    clients: Clients,
     strategies: Mapping[str, Strategy | str] | Sequence[Strategy | str],
     *,
     seeds: int | Sequence[int] = 3,
-    delays: Delays | float | Sequence[float] | Mapping[str, float] = 60.0,
-    network: Network | None = None,
-    availability: Availability | None = None,
-    faults: Fault | Sequence[Fault] = (),
-    streaming: Stream | None = None,
-    until: Until | str | float = "3600s",
-    target: Target | str | None = None,
-    test: Examples | None = None,
-    tests: Sequence[Examples] | Mapping[str, Examples] | Mapping[int, Examples] | None = None,
-    training: Training | None = None,
-    loss: Task | Loss | None = None,
-    evaluate_every: float | None = None,
-    max_norm: float | None = None,
     reference: str | None = None,
     name: str = "comparison",
     worker: str = "inline",
     jobs: int | None = None,
     client_memory: str | None = None,
-    progress: bool | Callable[[Shares], Any] = False,
+    progress: bool | Callable[[Shares], object] = False,
     out: str | Path | None = None,
+    **options: Unpack[WorldKeywords],
 ) -> Compared:
-    """Several methods on the same clients, delays and seeds: one table.
+    """Run several methods with the same clients, delays and seeds, and collect the results in one table.
 
-    strategies: strategies or names of them, or a mapping that says what each is called. seeds: how many, from 0, or
-    which. A seed decides how batches are drawn, how long each job takes, who is there and what goes wrong, alike for
-    all methods; the clients' data is the same for all seeds, and so are the initial weights if `model` is a module. A
-    function of the seed makes others for each: lambda seed: Net() draws from torch's generators as they are set for
-    that seed. reference: whom speed-ups are against, by default fedavg or the first. jobs: runs at once, by default
-    one a core. progress: True for a line on stderr, or a function that is given the share of each run that is done, by
-    (method, seed). out: a folder, which 'offbeat show' reads. The same call with the same `out` again repeats no run
-    that is finished and goes on with those that are not; another call is refused. All else is as in
-    `offbeat.simulate`.
+    A seed decides batches, job durations, availability and faults in the same way for all methods. The clients' data
+    is the same for all seeds.
+
+    model: A module, for the same initial weights in all runs, or a function of the seed, for weights that depend on
+        it: in lambda seed: Net(), the generators of torch are seeded for each call.
+    clients: As in `offbeat.simulate`.
+    strategies: Strategies or their names, or a mapping from labels to them.
+    seeds: How many seeds, from 0, or a list of seeds.
+    reference: The method that speed-ups are relative to, by default fedavg or else the first.
+    name, worker, client_memory: As in `offbeat.simulate`.
+    jobs: Number of runs at a time, by default one per core.
+    progress: True for a line on stderr, or a function that is called with the finished share of each run, by
+        (method, seed).
+    out: A folder for the results, which 'offbeat show' reads. The same call with the same `out` completes unfinished
+        runs and repeats no finished one; a different call is rejected.
     """
-    methods, numbers = _methods(strategies), _seeds(seeds)
+    methods, numbers = _check_methods(strategies), _check_seeds(seeds)
     if reference is not None and reference not in methods:
         raise unknown_name("method of this comparison", str(reference), methods)
-    jobs = None if jobs is None else arguments.whole(jobs, "jobs", 1)
-    worker = str(registry.parse_worker(arguments.text(worker, "worker", "processes:4")))
-    memory = None if client_memory is None else arguments.text(client_memory, "client_memory", "8GB")
+    jobs = None if jobs is None else arguments.check_whole(jobs, "jobs", 1)
+    worker = str(registry.parse_worker(arguments.check_text(worker, "worker", "processes:4")))
+    memory = None if client_memory is None else arguments.check_text(client_memory, "client_memory", "8GB")
     if memory is not None:
-        memories.parse_memory_limit(memory)
-    modules = {seed: arguments.modelled(model, seed) for seed in numbers}
-    world = asked(
-        modules[numbers[0]],
-        clients,
-        name=name,
-        delays=delays,
-        network=network,
-        availability=availability,
-        faults=faults,
-        streaming=streaming,
-        until=until,
-        target=target,
-        test=test,
-        tests=tests,
-        training=training,
-        loss=loss,
-        evaluate_every=evaluate_every,
-        max_norm=max_norm,
-    )
-    given = {(label, seed): world.given(methods[label], seed, modules[seed]) for label in methods for seed in numbers}
-    keeps = tempfile.TemporaryDirectory(prefix="offbeat-") if out is None else None
-    folder = arguments.folder(out) if keeps is None else Path(keeps.name)
-    made = Compared(folder, given, keeps)
+        parse_memory_limit(memory)
+    modules = {seed: arguments.build_model(model, seed) for seed in numbers}
+    scripts = WorldOptions(**options).build_runs(name, clients, methods, modules)
+    temporary = tempfile.TemporaryDirectory(prefix="offbeat-") if out is None else None
+    folder = arguments.check_folder(out) if out is not None else Path(temporary.name)  # type: ignore[union-attr]
+    comparison = Compared(folder, scripts, temporary)
     if (folder / MANIFEST).is_file():
-        _check(made)
+        _check_same_call(comparison)
     else:
-        for one in given.values():
-            one.setup()  # what cannot be built is refused before a folder is made
-        experiments = {label: given[label, numbers[0]].experiment for label in methods}
-        against = reference or DEFAULT_REFERENCE
-        comparing.create_comparison(
-            folder, experiments, numbers, against, worker, memory, scripts=given, command=called_by()
+        for script in scripts.values():
+            script.setup()  # reject what cannot be built before a folder is created
+        experiments = {label: scripts[label, numbers[0]].experiment for label in methods}
+        create_comparison(
+            folder,
+            experiments,
+            numbers,
+            reference or DEFAULT_REFERENCE,
+            worker,
+            memory,
+            scripts=scripts,
+            command=current_command(),
         )
-    finished = made.complete
-    if not finished:
-        _finish(made, jobs, worker, memory, progress)
-    if out is not None and not (finished and (folder / report.PAGE).is_file()):  # killed before it had one
-        report.write_report(made, reference)
-    return made
+    was_complete = comparison.complete
+    if not was_complete:
+        _execute(comparison, jobs, worker, memory, progress)
+    if out is not None and not (was_complete and (folder / report.PAGE).is_file()):
+        report.write_report(comparison, reference)
+    return comparison
 
 
-def _finish(made: Compared, jobs: int | None, worker: str, memory: str | None, progress: Any) -> None:
-    pairs = [(entry["strategy"], entry["seed"]) for entry in made.layout()]
+def _execute(
+    comparison: Compared, jobs: int | None, worker: str, memory: str | None, progress: bool | Callable[[Shares], object]
+) -> None:
+    pairs = [(entry["strategy"], entry["seed"]) for entry in comparison.layout()]
     finished = False
     try:
-        with progress_line.many_runs(progress, pairs) as watch, contextlib.suppress(KeyboardInterrupt):
-            finished = comparing.execute_comparison(made, jobs, watch, worker, memory)
-    except runs.Unfinished as error:
-        raise RunError(f"{error}. {WHOLE}") from None
+        with progress_line.watch_comparison(progress, pairs) as watch, contextlib.suppress(KeyboardInterrupt):
+            finished = execute_comparison(comparison, jobs, watch, worker, memory)
+    except Unfinished as error:
+        raise RunError(f"{error}. {RESUME_HINT}") from None
     if not finished:
-        raise KeyboardInterrupt(f"stopped. {WHOLE}" if made._keeps is None else "stopped")
+        raise KeyboardInterrupt(f"stopped. {RESUME_HINT}" if comparison._keeps is None else "stopped")
 
 
-def _check(made: Compared) -> None:
-    """Refuse a folder that another call made."""
-    stored = [(entry["strategy"], entry["seed"]) for entry in made.layout()]
-    for what, at in (("the methods", 0), ("the seeds", 1)):
-        before, now = ([str(key) for key in dict.fromkeys(pair[at] for pair in keys)] for keys in (stored, made.given))
+def _check_same_call(comparison: Compared) -> None:
+    """Reject a folder that a different call created."""
+    stored = [(entry["strategy"], entry["seed"]) for entry in comparison.layout()]
+    for what, index in (("the methods", 0), ("the seeds", 1)):
+        before, now = (
+            [str(key) for key in dict.fromkeys(pair[index] for pair in pairs)] for pairs in (stored, comparison.given)
+        )
         if before != now:
-            told = f"{what} were {', '.join(before)}, are {', '.join(now)} now"
-            raise RunError(f"{made.folder} was made by another call: {told}; {RETRY_HINT}")
-    moves = []
-    for entry in made.layout():
-        made.run(entry).check_unchanged()
-        moves.append(made.run(entry).machine_difference())
-    for moved in dict.fromkeys(filter(None, moves)):
-        log.warning("%s: of %d runs, %s", made.folder, moves.count(moved), moved)
+            change = f"{what} were {', '.join(before)}, are {', '.join(now)} now"
+            raise RunError(f"{comparison.folder} was created by a different call: {change}; {RETRY_HINT}")
+    differences = []
+    for entry in comparison.layout():
+        comparison.run(entry).check_unchanged()
+        differences.append(comparison.run(entry).machine_difference())
+    for difference in dict.fromkeys(filter(None, differences)):
+        log.warning("%s: for %d runs, %s", comparison.folder, differences.count(difference), difference)
 
 
-# ---------------------------------------------------------------- what is compared
-
-
-def _methods(given: Any) -> dict[str, Strategy]:
-    """By label."""
-    if isinstance(given, Mapping):
-        found = {_label(label): arguments.strategy(one) for label, one in given.items()}
-    elif isinstance(given, (list, tuple)):
-        found = _labelled([arguments.strategy(one) for one in given])
+def _check_methods(strategies: Mapping[str, Strategy | str] | Sequence[Strategy | str]) -> dict[str, Strategy]:
+    """Return the strategies by label."""
+    if isinstance(strategies, Mapping):
+        methods = {_check_label(label): arguments.check_strategy(value) for label, value in strategies.items()}
+    elif isinstance(strategies, (list, tuple)):
+        methods = _label_by_name([arguments.check_strategy(value) for value in strategies])
     else:
-        shown = arguments.shown(given)
-        raise ConfigError(f"strategies = {shown}: give a list of them, or a mapping of what to call them to them")
-    if not found:
+        value = arguments.format_value(strategies)
+        raise ConfigError(f"strategies = {value}: pass a list of strategies, or a dict of label: strategy")
+    if not methods:
         raise ConfigError("a comparison needs at least one strategy")
-    return found
+    return methods
 
 
-def _labelled(several: list[Strategy]) -> dict[str, Strategy]:
-    """By name; where a name is there twice, with the settings that are not the usual ones."""
-    names = [name_of("strategy", one) for one in several]
+def _label_by_name(strategies: list[Strategy]) -> dict[str, Strategy]:
+    """Label strategies by name; if a name occurs more than once, append the settings that are not defaults."""
+    names = [name_of("strategy", strategy) for strategy in strategies]
     labels = [
-        name if names.count(name) == 1 else f"{name}{_unusual(one)}" for name, one in zip(names, several, strict=True)
+        name if names.count(name) == 1 else f"{name}{_changed_settings(strategy)}"
+        for name, strategy in zip(names, strategies, strict=True)
     ]
-    twice = next((label for label in labels if labels.count(label) > 1), None)
-    if twice is not None:
-        raise ConfigError(f"strategies: {twice} is there twice: a mapping says what to call each")
-    return dict(zip(labels, several, strict=True))
+    duplicate = next((label for label in labels if labels.count(label) > 1), None)
+    if duplicate is not None:
+        raise ConfigError(f"strategies: {duplicate} occurs twice: pass a dict to give each its own label")
+    return dict(zip(labels, strategies, strict=True))
 
 
-def _unusual(strategy: Strategy) -> str:
+def _changed_settings(strategy: Strategy) -> str:
+    """Format the settings of a strategy that are not defaults, such as ``(k=2,lr=0.5)``."""
     if not is_dataclass(strategy):
         return ""
-    with contextlib.suppress(TypeError):  # some have settings that must be given
-        usual = type(strategy)()
-        pairs = [(f.name, getattr(strategy, f.name)) for f in fields(strategy) if f.init]
-        told = ",".join(f"{key}={value}" for key, value in pairs if value != getattr(usual, key))
-        return f"({told})" if told else ""
+    with contextlib.suppress(TypeError):  # raised for strategies with required settings
+        default = type(strategy)()
+        values = {f.name: getattr(strategy, f.name) for f in fields(strategy) if f.init}
+        changed = ",".join(f"{key}={value}" for key, value in values.items() if value != getattr(default, key))
+        return f"({changed})" if changed else ""
     return ""
 
 
-def _label(given: Any) -> str:
-    fine = isinstance(given, str) and given and given.strip() == given and given.isprintable() and "/" not in given
-    if not fine or given.startswith("."):
-        raise ConfigError(f"strategies: {given!r} is no label: write a short text, without / in it")
-    return str(given)
+def _check_label(label: object) -> str:
+    if not isinstance(label, str) or label.strip() != label or not label.isprintable() or "/" in label:
+        raise ConfigError(f"strategies: {label!r} is no valid label: write a short text without /")
+    if not label or label.startswith("."):
+        raise ConfigError(f"strategies: {label!r} is no valid label: it must not be empty or begin with a dot")
+    return label
 
 
-def _seeds(given: Any) -> list[int]:
-    if isinstance(given, (list, tuple, range)):
-        numbers = [arguments.whole(seed, "seeds") for seed in given]
+def _check_seeds(seeds: int | Sequence[int]) -> list[int]:
+    """Return the list of seeds; a number stands for that many seeds from 0."""
+    if isinstance(seeds, (list, tuple, range)):
+        numbers = [arguments.check_whole(seed, "seeds") for seed in seeds]
         if not numbers:
             raise ConfigError("a comparison needs at least one seed")
         if len(set(numbers)) < len(numbers):
-            raise ConfigError(f"seeds = {arguments.shown(given)}: one is there twice")
+            raise ConfigError(f"seeds = {arguments.format_value(seeds)}: a seed occurs twice")
         return numbers
-    return list(range(arguments.whole(given, "seeds", 1)))
+    return list(range(arguments.check_whole(seeds, "seeds", 1)))

@@ -1,45 +1,36 @@
-"""The Python door: a simulation on your own model and data, in one call."""
+"""`simulate` trains your own model on your own data in virtual time; `repeat` runs a saved simulation again."""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 from safetensors.torch import load_file
 from torch import nn
 
 from offbeat.api import arguments, progress_line
-from offbeat.api.simulation_result import Simulation, called_by
-from offbeat.api.world_options import asked
+from offbeat.api.simulation_result import Simulation, current_command
+from offbeat.api.world_options import Clients, WorldKeywords, WorldOptions, accept_world_options
 from offbeat.core.errors import ConfigError, RunError
 from offbeat.core.protocol import Strategy
 from offbeat.core.vector import flatten
 from offbeat.engine.progress import Outcome, Status
-from offbeat.engine.trace import WORKER_FACT, Trace
+from offbeat.engine.trace import WALL_SECONDS, WORKER_FACT, Trace
 from offbeat.engine.trace_file import TraceDigest
-from offbeat.engine.until import Target, Until
 from offbeat.engine.virtual.virtual_engine import INTERRUPTED
 from offbeat.experiment import build
-from offbeat.experiment.run import auto_worker
-from offbeat.experiment.run import client_memory as memories
-from offbeat.experiment.scripted import client_datasets
-from offbeat.experiment.scripted import scripted_run as giving
-from offbeat.experiment.scripted.client_datasets import Examples
+from offbeat.experiment.run.client_memory import MemoryLimit, memory_facts, parse_memory_limit
+from offbeat.experiment.scripted import scripted_run
+from offbeat.experiment.scripted.client_datasets import Examples, read_client_datasets
 from offbeat.experiment.scripted.scripted_run import ScriptedRun
-from offbeat.experiment.spec import config
+from offbeat.experiment.spec.config import setting_warnings
 from offbeat.metrics import trace_summary
-from offbeat.scenario.availability import Availability
-from offbeat.scenario.delays import Delays
-from offbeat.scenario.faults import Fault
-from offbeat.scenario.network import Network
-from offbeat.scenario.streaming import Stream
 from offbeat.training.tasks import Loss, Task
-from offbeat.training.trainer import Training
 from offbeat.workers import registry
 
 if TYPE_CHECKING:
@@ -47,77 +38,47 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("offbeat")
 
-WHOLE = "What is stored is whole: the same call goes on with it"
+RESUME_HINT = "No data was lost: the same call resumes it"
 
 
+@accept_world_options(before="seed")
 def simulate(
     model: nn.Module | Callable[[int], nn.Module],
-    clients: Sequence[Examples] | Mapping[str, Examples] | Mapping[int, Examples],
+    clients: Clients,
     strategy: Strategy | str = "fedasync",
     *,
-    delays: Delays | float | Sequence[float] | Mapping[str, float] = 60.0,
-    network: Network | None = None,
-    availability: Availability | None = None,
-    faults: Fault | Sequence[Fault] = (),
-    streaming: Stream | None = None,
-    until: Until | str | float = "3600s",
-    target: Target | str | None = None,
-    test: Examples | None = None,
-    tests: Sequence[Examples] | Mapping[str, Examples] | Mapping[int, Examples] | None = None,
-    training: Training | None = None,
-    loss: Task | Loss | None = None,
-    evaluate_every: float | None = None,
-    max_norm: float | None = None,
     seed: int = 0,
     name: str = "simulation",
     worker: str = "inline",
     client_memory: str | None = None,
-    progress: bool | Callable[[Status], Any] = False,
+    progress: bool | Callable[[Status], object] = False,
     out: str | Path | None = None,
+    **options: Unpack[WorldKeywords],
 ) -> Simulation:
     """Train `model` on the clients' own data in virtual time.
 
-    model: a module, which is left as it is, or a function of the seed that makes one. clients: an (inputs, labels) pair
-    of tensors or arrays each, or a map-style torch data set of such pairs, read once; a mapping gives them names.
-    strategy: an object, or its name for the defaults. delays: a law from offbeat.scenario.delays, seconds a job for
-    all, or for each client. network, availability, faults: laws of offbeat.scenario, for what sending takes, when
-    clients can be reached and what goes wrong. streaming: a law from offbeat.scenario.streaming if the clients' data
-    arrives over time, in the order given unless its classes drift; without it all is there. until: '3600s',
-    '500updates', 'acc=0.9,3600s'. target: 'acc=0.9', what "time to target" means; it does not end the run. test: what
-    to evaluate on; tests: test examples of each client, given as the clients are: every client is evaluated on its
-    own, and without `test` the metrics are the means over clients; without either, the clients' data. loss: a function
-    (outputs, labels) -> scalar; by default cross entropy for whole-number labels and squared error for real ones.
-    evaluate_every: virtual seconds; by default a fiftieth of the run. max_norm: updates that moved further are refused.
-    worker: who trains: 'inline' is this process, 'processes' one a core, 'processes:4' four, with the same result;
-    'batched' and 'cuda' train clients together, with the same within rounding; 'auto' tries which is the quickest;
-    'ray', or 'ray:HOST:PORT', is a Ray cluster. client_memory: '8GB', for what a method keeps of each client; beyond it
-    lies in a temporary file, and the result is the same; '8GB:half' keeps it in 16 bits. progress: True for a line on
-    stderr, or a function that is given the Status now and then. out: a folder, which 'offbeat show' reads. The same
-    call with the same `out` again goes on where it was stopped, or gives what came out; another call is refused.
+    model: A module, which is not modified, or a function of the seed that returns one.
+    clients: An (inputs, labels) pair of tensors or arrays for each client, or a map-style torch data set of such
+        pairs, which is read once. A mapping gives the clients names.
+    strategy: A strategy, or the name of one for its defaults.
+    seed: Decides all random draws.
+    name: The name of the experiment.
+    worker: Execution backend: 'inline' (this process), 'processes' or 'processes:4' (identical results), 'batched' or
+        'cuda' (train clients together; results agree within rounding), 'ray' or 'ray:HOST:PORT' (a Ray cluster), or
+        'auto' (measure which is fastest).
+    client_memory: RAM limit for state that a method keeps per client, such as '8GB'. The rest goes to a temporary
+        file, with identical results; '8GB:half' stores 16 bits per number.
+    progress: True for a line on stderr, or a function that is called with a `Status` from time to time.
+    out: A folder for the results, which 'offbeat show' reads. The same call with the same `out` resumes the run, or
+        returns its result if it is complete; a different call is rejected.
     """
-    seed = arguments.whole(seed, "seed")
-    module, chosen = arguments.modelled(model, seed), arguments.strategy(strategy)
-    given = asked(
-        module,
-        clients,
-        name=name,
-        delays=delays,
-        network=network,
-        availability=availability,
-        faults=faults,
-        streaming=streaming,
-        until=until,
-        target=target,
-        test=test,
-        tests=tests,
-        training=training,
-        loss=loss,
-        evaluate_every=evaluate_every,
-        max_norm=max_norm,
-    ).given(chosen, seed, module)
-    for line in config.setting_warnings(given.experiment):
-        log.warning("%s: %s", type(chosen).__name__, line)
-    return play(given, worker, client_memory, progress, out)
+    seed = arguments.check_whole(seed, "seed")
+    module, checked_strategy = arguments.build_model(model, seed), arguments.check_strategy(strategy)
+    runs = WorldOptions(**options).build_runs(name, clients, {"": checked_strategy}, {seed: module})
+    script = runs["", seed]
+    for line in setting_warnings(script.experiment):
+        log.warning("%s: %s", type(checked_strategy).__name__, line)
+    return _execute(script, worker, client_memory, progress, out)
 
 
 def repeat(
@@ -126,114 +87,115 @@ def repeat(
     *,
     strategy: Strategy | None = None,
     loss: Task | Loss | None = None,
-    clients: Sequence[Examples] | Mapping[str, Examples] | Mapping[int, Examples] | None = None,
+    clients: Clients | None = None,
     test: Examples | None = None,
-    tests: Sequence[Examples] | Mapping[str, Examples] | Mapping[int, Examples] | None = None,
+    tests: Clients | None = None,
     worker: str = "inline",
-    progress: bool | Callable[[Status], Any] = False,
+    progress: bool | Callable[[Status], object] = False,
     out: str | Path | None = None,
 ) -> Simulation:
-    """Once more the simulation that was saved in `folder`: with the same versions, the same bits.
+    """Run the simulation that was saved in `folder` again; with the same library versions, the result is identical.
 
-    model: of the same layers; its weights are those the simulation began with. A strategy or loss of your own has to be
-    given again, and so has the data where the folder has only its digests (more than 64 MB). What is not what it was is
-    refused, by name.
+    model: A model with the same layers; its weights are replaced by the stored initial weights.
+    strategy, loss: Needed again if the simulation used your own.
+    clients, test, tests: Needed if the folder stores only digests of the data (more than 64 MB).
+    worker, progress, out: As in `offbeat.simulate`.
+
+    Raises RunError, which names what changed, unless code and data are those of the original call.
     """
-    path = arguments.folder(folder)
-    stored = giving.read_record(path)
-    experiment = giving.experiment_of(path, stored)
-    module = giving.with_initial_weights(path, arguments.modelled(model, experiment.seed))
+    path = arguments.check_folder(folder)
+    record = scripted_run.read_record(path)
+    experiment = scripted_run.experiment_of(path, record)
+    module = scripted_run.with_initial_weights(path, arguments.build_model(model, experiment.seed))
     if clients is None:
-        held = giving.stored_datasets(path, stored)
-        if held is None:
-            raise ConfigError(f"{path} has only the digests of its data: give clients=, and test= or tests= as it had")
+        datasets = scripted_run.stored_datasets(path, record)
+        if datasets is None:
+            raise ConfigError(
+                f"{path} stores only digests of its data: give clients=, and test= or tests= if it had them"
+            )
     else:
-        held = client_datasets.read_client_datasets(clients, test, tests, arguments.precision(module))
-    if stored["loss"] is not None and loss is None:
-        raise ConfigError(f"the simulation in {path} has a loss of its own, {stored['loss']}: give loss=")
-    if "strategy" in stored["scripted"]:
+        datasets = read_client_datasets(clients, test, tests, arguments.parameter_dtype(module))
+    if record["loss"] is not None and loss is None:
+        raise ConfigError(f"the simulation in {path} has a loss of its own, {record['loss']}: give loss=")
+    if "strategy" in record["scripted"]:
         if strategy is None:
-            own = type(experiment.strategy).__name__
-            raise ConfigError(f"the simulation in {path} has a strategy of its own, {own}: give strategy={own}(…)")
+            name = type(experiment.strategy).__name__
+            raise ConfigError(f"the simulation in {path} has a strategy of its own, {name}: give strategy={name}(…)")
         experiment = replace(experiment, strategy=strategy)
-    given = ScriptedRun(experiment, module, held, arguments.loss(loss))
-    given.check_same_call(path)
-    return play(given, worker, None, progress, out)
+    script = ScriptedRun(experiment, module, datasets, arguments.check_loss(loss))
+    script.check_same_call(path)
+    return _execute(script, worker, None, progress, out)
 
 
-# ---------------------------------------------------------------- how it is played
-
-
-def play(
-    given: ScriptedRun,
+def _execute(
+    script: ScriptedRun,
     worker: str,
     client_memory: str | None,
-    progress: bool | Callable[[Status], Any],
+    progress: bool | Callable[[Status], object],
     out: str | Path | None,
 ) -> Simulation:
-    """In memory, or in a folder."""
-    choice = registry.parse_worker(arguments.text(worker, "worker", "processes:4"))
-    memory = None if client_memory is None else arguments.text(client_memory, "client_memory", "8GB")
-    limit = None if memory is None else memories.parse_memory_limit(memory)
-    with progress_line.one_run(progress, given.experiment.until) as watch:
+    """Execute a run in memory, or in a folder if `out` names one."""
+    choice = registry.parse_worker(arguments.check_text(worker, "worker", "processes:4"))
+    memory = None if client_memory is None else arguments.check_text(client_memory, "client_memory", "8GB")
+    limit = None if memory is None else parse_memory_limit(memory)
+    with progress_line.watch_run(progress, script.experiment.until) as watch:
         if out is not None:
-            return _in_folder(given, arguments.folder(out), str(choice), memory, watch)
-        return _in_memory(given, registry.usable(choice), limit, watch)
+            return _execute_in_folder(script, arguments.check_folder(out), str(choice), memory, watch)
+        return _execute_in_memory(script, registry.usable(choice), limit, watch)
 
 
-def _in_memory(
-    given: ScriptedRun,
-    chosen: registry.WorkerChoice,
-    limit: memories.MemoryLimit | None,
+def _execute_in_memory(
+    script: ScriptedRun,
+    choice: registry.WorkerChoice,
+    limit: MemoryLimit | None,
     watch: Callable[[Status], None] | None,
 ) -> Simulation:
-    began = time.monotonic()
-    if chosen == registry.AUTO and registry.WORKERS["cuda"].missing() is None:
-        chosen = registry.WorkerChoice("cuda")
-    device = registry.device_of(chosen)
-    made, experiment = given.setup(device), given.experiment
-    if chosen == registry.AUTO:
-        chosen, _ = auto_worker.settle(made)
+    started = time.monotonic()
+    if choice == registry.AUTO and registry.WORKERS["cuda"].missing() is None:
+        choice = registry.WorkerChoice("cuda")
+    device = registry.device_of(choice)
+    setup, experiment = script.setup(device), script.experiment
+    if choice == registry.AUTO:
+        choice, _ = registry.choose_fastest(setup.trainer, setup.world)
     notes: list[str] = []
-    computing = registry.make_worker(chosen, made.trainer, notes.append)
-    kept = None if limit is None else limit.make(device=device)
-    engine = build.build_engine(made, experiment, worker=computing, memory=kept, watch=watch)
-    engine.trace.set_facts({**made.facts, WORKER_FACT: chosen, **memories.memory_facts(limit)})
+    worker = registry.make_worker(choice, setup.trainer, notes.append)
+    memory = None if limit is None else limit.open(device=device)
+    engine = build.build_engine(setup, experiment, worker=worker, memory=memory, watch=watch)
+    engine.trace.set_facts({**setup.facts, WORKER_FACT: choice, **memory_facts(limit)})
     outcome = engine.run()
-    engine.trace.set_facts({"wall_seconds": time.monotonic() - began, **outcome.costs()})
+    engine.trace.set_facts({WALL_SECONDS: time.monotonic() - started, **outcome.costs()})
     if notes:
-        engine.trace.set_facts({WORKER_FACT: f"{chosen} ({', '.join(notes)})"})
+        engine.trace.set_facts({WORKER_FACT: f"{choice} ({', '.join(notes)})"})
     engine.trace.flush()
     target = experiment.until.target or experiment.target
-    return Simulation(
-        given, outcome, trace_summary.summarize(engine.trace.db, experiment.population, target), engine.trace
-    )
+    summary = trace_summary.summarize(engine.trace.db, experiment.population, target)
+    return Simulation(script, outcome, summary, engine.trace)
 
 
-def _in_folder(
-    given: ScriptedRun, folder: Path, worker: str, memory: str | None, watch: Callable[[Status], None] | None
+def _execute_in_folder(
+    script: ScriptedRun, folder: Path, worker: str, memory: str | None, watch: Callable[[Status], None] | None
 ) -> Simulation:
-    from offbeat.experiment.run import execution as runs  # which not every system can have
+    from offbeat.experiment.run import execution  # needs modules that only Unix systems have
 
-    run = runs.Run(folder, given)
+    run = execution.Run(folder, script)
     if run.scripted:
         run.check_unchanged()
-        if moved := run.machine_difference():
-            log.warning("%s: %s", folder, moved)
+        if difference := run.machine_difference():
+            log.warning("%s: %s", folder, difference)
     else:
-        given.setup()  # what cannot be built is refused before a folder is made
-        runs.create_run(folder, given.experiment, called_by(), worker=worker, memory=memory, script=given)
+        script.setup()  # reject what cannot be built before the folder is created
+        execution.create_run(folder, script.experiment, current_command(), worker=worker, memory=memory, script=script)
     try:
-        outcome = runs.execute_run(run, watch, worker=worker, memory=memory)
-    except runs.Unfinished as error:
-        raise RunError(f"{error}. {WHOLE}") from None
+        outcome = execution.execute_run(run, watch, worker=worker, memory=memory)
+    except execution.Unfinished as error:
+        raise RunError(f"{error}. {RESUME_HINT}") from None
     if outcome is not None and outcome.reason == INTERRUPTED:
-        raise KeyboardInterrupt(f"stopped at {outcome.now:.0f} virtual seconds. {WHOLE}")
-    return loaded(run)
+        raise KeyboardInterrupt(f"stopped at {outcome.now:.0f} virtual seconds. {RESUME_HINT}")
+    return load_simulation(run)
 
 
-def loaded(run: Run) -> Simulation:
-    """A simulation that is complete, from its folder; it keeps nothing of that open."""
+def load_simulation(run: Run) -> Simulation:
+    """Load a complete simulation from its folder into memory; no file stays open."""
     assert run.script is not None
     summary, trace = run.summary(), Trace()
     with trace_summary.open_trace(run.trace_file) as db:

@@ -1,4 +1,4 @@
-"""What came out of a simulation on one's own model and data."""
+"""`Simulation`: the result of `simulate`, with its metrics, curves, model and trace."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 
-@dataclass(frozen=True, repr=False)  # what a prompt shows is the result in words, not its tensors
+@dataclass(frozen=True, repr=False)  # __repr__ is a summary for the prompt, without tensors
 class Simulation:
-    """What came out: print it, plot it, save it, take the model."""
+    """The result of `simulate`: print it, plot it, save it, or take the model."""
 
     given: ScriptedRun
     outcome: Outcome
@@ -43,31 +43,32 @@ class Simulation:
 
     @property
     def experiment(self) -> Experiment:
+        """Return the experiment that was run."""
         return self.given.experiment
 
     @property
     def metrics(self) -> Mapping[str, float]:
-        """At the end."""
+        """Return the final metrics."""
         return self.summary.metrics
 
     @property
     def by_client(self) -> dict[str | int, float]:
-        """The metric a table shows, of each client: on test examples of its own, or on those it trains on."""
+        """Return the main metric of each client, on its own test examples or else on its training examples."""
         return {self.given.datasets.name(client): value for client, value in self.summary.by_client.items()}
 
     def curve(self, metric: str) -> Curve:
-        """A metric on the evaluation grid."""
+        """Return a metric at each evaluation."""
         measured = trace_summary.metric_names(self._db)
         if metric not in measured:
             raise ConfigError(f"{metric!r} was not measured; {', '.join(measured)} were")
         return trace_summary.read_curve(self._db, metric)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """The final model, for your module's load_state_dict."""
+        """Return the final model, for load_state_dict of your module."""
         return build.state_dict(self.given.module, self.outcome.model)
 
     def plot(self, path: str | Path | None = None, metric: str | None = None) -> Figure:
-        """The metric against virtual time, as a matplotlib figure; saved if a path is given."""
+        """Plot a metric against virtual time as a matplotlib figure, and save it if a path is given."""
         from matplotlib.figure import Figure
 
         name = metric or self.summary.headline
@@ -82,23 +83,21 @@ class Simulation:
         return figure
 
     def save(self, folder: str | Path) -> Path:
-        """The folder that out= would have made: the model (a plain state_dict), the trace, and what it takes to repeat
-        it.
-        """
+        """Write the folder that `out=` would have created: the model, the trace, and what `repeat` needs."""
         from offbeat.experiment.run import checksums
-        from offbeat.experiment.run import run_folder as folders
+        from offbeat.experiment.run.run_folder import create_run
 
         worker = str(self.summary.worker or registry.INLINE).split(" (")[0].split(", then ")[-1]
         memory = self.summary.client_memory
-        path = arguments.folder(folder)
-        run = folders.create_run(path, self.experiment, called_by(), worker=worker, memory=memory, script=self.given)
+        path = arguments.check_folder(folder)
+        run = create_run(path, self.experiment, current_command(), worker=worker, memory=memory, script=self.given)
         try:
             self._copy_trace(run.trace_file)
         except (OSError, sqlite3.Error) as error:
             raise RunError(f"cannot write to {path}: {getattr(error, 'strerror', None) or error}") from None
         model = save(self.state_dict())
         checksums.write_final_checksums(path, self.trace, model)
-        write_atomically(run.model_file, model)  # last: with it the run is complete
+        write_atomically(run.model_file, model)  # written last: the model marks the run as complete
         return path
 
     def _copy_trace(self, path: Path) -> None:
@@ -114,12 +113,12 @@ class Simulation:
 
     def __repr__(self) -> str:
         s = self.summary
-        shown = {name: s.metrics[name] for name in ("loss", s.headline) if name in s.metrics}
-        measured = ", ".join(f"{name} {value:.4f}" for name, value in shown.items())
-        whose = " (means over clients, each on its own test)" if s.evaluated == "clients" else ""
+        names = [name for name in ("loss", s.headline) if name in s.metrics]
+        metrics = ", ".join(f"{name} {s.metrics[name]:.4f}" for name in names)
+        averaged = " (means over clients, each on its own test)" if s.evaluated == "clients" else ""
         warnings = "".join(f"\n  warning: {line}" for line in s.warnings)
         return (
-            f"{type(self.experiment.strategy).__name__}: {measured}{whose} after {s.seconds:.0f} virtual seconds\n"
+            f"{type(self.experiment.strategy).__name__}: {metrics}{averaged} after {s.seconds:.0f} virtual seconds\n"
             f"  {s.updates} updates, {s.versions} versions, staleness {s.staleness_mean:.1f} on average, at most "
             f"{s.staleness_max}\n"
             f"  clients idle {s.idle_share:.0%} of the time; refused {sum(s.refused.values())}, rejected "
@@ -127,9 +126,9 @@ class Simulation:
         )
 
 
-def called_by() -> str:
-    """The command that makes the call again."""
+def current_command() -> str:
+    """Return the command that runs the current script."""
     main = sys.modules.get("__main__")
     if getattr(main, "__file__", None) is None or hasattr(sys, "ps1"):
-        return "# a call of offbeat, at a prompt or in a notebook"
+        return "# called from a prompt or a notebook"
     return shlex.join([Path(sys.orig_argv[0]).name, *sys.orig_argv[1:]])

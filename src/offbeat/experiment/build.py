@@ -1,4 +1,4 @@
-"""From an experiment to an engine that is ready to run."""
+"""Build everything that a run needs from an experiment: data, model, simulated world, trainer and engine."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ from offbeat.training.trainer import Trainer
 from offbeat.workers.inline import Inline
 from offbeat.workers.wrappers import FaultyWorker
 
-DEFAULT_EVALUATIONS = 50  # evaluations in a run whose grid is not given
-MAX_ASSUMED_ACTIVE = 1000  # clients at most that are taken to work at once, where a grid is guessed
+DEFAULT_EVALUATIONS = 50  # evaluations of a run without evaluate_every
+MAX_ASSUMED_ACTIVE = 1000  # limit of concurrently active clients for the default evaluation interval
 
 
 @dataclass(frozen=True)
 class Setup:
-    """Everything about an experiment that does not depend on when or where it runs."""
+    """Everything of an experiment that does not depend on the run folder or the worker."""
 
     module: nn.Module
     world: World
@@ -65,22 +65,22 @@ class Setup:
     evaluator: Evaluator
     evaluate_every: float
     surveyor: Surveyor | None = None
-    client_tests: ClientTests | None = (
-        None  # what the grid shows, where clients are evaluated on test examples of their own
-    )
-    facts: Mapping[str, str] = field(default_factory=dict)  # what a reader of the results has to know
+    client_tests: ClientTests | None = None  # set if each client is evaluated on its own test examples
+    facts: Mapping[str, str] = field(default_factory=dict)  # stored in the trace
 
     @property
     def layout(self) -> Layout:
+        """Return the layout of the model vector."""
         return self.world.layout
 
     def state_dict(self, model: Tensor) -> dict[str, Tensor]:
+        """Convert a model vector to a state_dict of the module."""
         return state_dict(self.module, model)
 
 
 def state_dict(module: nn.Module, model: Tensor) -> dict[str, Tensor]:
-    """The whole module with this model in it, frozen parameters and all; no tensor shares memory."""
-    binding = Binding(deepcopy(module))  # the module may be the user's own
+    """Return the state_dict of the module with this model, including frozen parameters; no tensors share memory."""
+    binding = Binding(deepcopy(module))  # a module of the user must not change
     with torch.no_grad():
         binding.load(model)
     return {name: t.detach().clone().contiguous() for name, t in binding.module.state_dict().items()}
@@ -88,10 +88,10 @@ def state_dict(module: nn.Module, model: Tensor) -> dict[str, Tensor]:
 
 @one_thread()
 def setup(experiment: Experiment, device: str = "cpu") -> Setup:
-    """`device`: where data, models and all that is computed from them lie."""
+    """Load the data of an experiment and build everything on that device."""
     data = load(experiment.data)
-    seed, dealt = experiment.seed_of("partition"), assign_examples(experiment, data)
-    trained = experiment.split.rows_of_part("train", seed, dealt)
+    seed, assigned = experiment.seed_of("partition"), assign_examples(experiment, data)
+    trained = experiment.split.rows_of_part("train", seed, assigned)
     rows = map_rows(trained, partial(arrival_order, experiment.streaming, seed, data.y_train))
     x_train, y_train, x_test, y_test = (
         copy_to_device(device, tensor) for tensor in (data.x_train, data.y_train, data.x_test, data.y_test)
@@ -100,23 +100,24 @@ def setup(experiment: Experiment, device: str = "cpu") -> Setup:
     with exclusive_generators():
         module = experiment.model.build(data.input_shape, data.outputs, experiment.seed_of("model")).to(device)
     if data.pixels is not None:
-        module.register_forward_pre_hook(data.pixels)  # images stay bytes until a model sees them
+        module.register_forward_pre_hook(data.pixels)  # images stay bytes until the forward pass
     task = experiment.loss.of(TASKS[data.task or "classification"](), data.num_classes)
     evaluator = Evaluator(module, x_test, y_test, task)
     tests: ClientData | None
     if experiment.split.test > 0:
-        held_out = experiment.split.rows_of_part("test", seed, dealt)
+        held_out = experiment.split.rows_of_part("test", seed, assigned)
         tests = ClientData.shared(x_train, y_train, held_out, num_classes=data.num_classes)
     else:
-        tests = speed_groups.tests_of_owners(data, dealt)
+        tests = speed_groups.tests_of_owners(data, assigned)
         tests = None if tests is None else tests.to(device)
-    made = assemble(module, clients, evaluator, experiment, task, tests)
+    assembled = assemble(module, clients, evaluator, experiment, task, tests)
     facts = {"data": data.summary, "evaluated": experiment.evaluate, **model_card.model_facts(module, data)}
-    return replace(made, facts={**made.facts, **facts, **client_names.names_fact(owner_names(experiment, data, dealt))})
+    names = client_names.names_fact(owner_names(experiment, data, assigned))
+    return replace(assembled, facts={**assembled.facts, **facts, **names})
 
 
 def copy_to_device(device: str, tensor: Tensor) -> Tensor:
-    """The tensor, or its one copy on that device: the runs of a comparison share it."""
+    """Return the tensor on that device; runs of a comparison share one copy."""
     if tensor.device.type == torch.device(device).type:
         return tensor
     if tensor not in _device_copies:
@@ -128,16 +129,16 @@ def copy_to_device(device: str, tensor: Tensor) -> Tensor:
 _device_copies = WeakTensorKeyDictionary()
 
 
-@one_thread()  # weights are drawn, models tried and sketched: all of it can reach a result
+@one_thread()  # the number of threads can change initial weights, sketches and thus results
 def assemble(
     module: nn.Module,
     clients: ClientData,
     evaluator: Evaluator,
     experiment: Experiment,
     task: Task | Loss | None = None,
-    tests: ClientData | None = None,  # held out, of each client
+    tests: ClientData | None = None,  # of each client
 ) -> Setup:
-    """Put a module and its clients' data into the experiment's world."""
+    """Combine a module and client data with the settings of an experiment."""
     _check_targets(experiment, evaluator.metrics)
     _check_recordings(experiment, clients)
     _check_precision(module)
@@ -148,22 +149,20 @@ def assemble(
     probe = None if contract.sketcher is None else make_probe(contract.sketcher, module, clients, task, seed)
     local = _keeps_local_statistics(experiment)
     if local and layout.params_only:
-        raise ConfigError(
-            "training.bn = 'local': this model has no statistics that clients could keep; leave it 'shared'"
-        )
+        raise ConfigError("training.bn = 'local': this model has no BatchNorm statistics; use 'shared'")
     trainer = Trainer(module, clients, experiment.training, task, probe)
     payload = Payload.of(contract, layout.trainable(model) if local else model, layout)
-    surroundings = _build_world(experiment, trainer, payload)
-    asked = clients.sample(experiment.survey.clients)
-    surveyor = _build_surveyor(surroundings, trainer.data, asked, evaluator, tests, experiment)
-    own = None if experiment.evaluate == "test" else ClientTests(evaluator, _require_tests(tests), asked)
+    simulated_world = _build_world(experiment, trainer, payload)
+    surveyed = clients.sample(experiment.survey.clients)
+    surveyor = _build_surveyor(simulated_world, trainer.data, surveyed, evaluator, tests, experiment)
+    client_tests = None if experiment.evaluate == "test" else ClientTests(evaluator, _require_tests(tests), surveyed)
     if is_pooled(experiment.strategy):
-        # one machine that is always there and has it all
-        speed = _mean_client_delays(trainer, experiment)
-        training = replace(experiment.training, bn="shared")  # there is nobody to keep them from
+        # one machine with all data, always available and as fast as the mean client
+        delays = _mean_client_delays(trainer, experiment)
+        training = replace(experiment.training, bn="shared")  # with one client there is nothing to keep local
         experiment = replace(
             experiment,
-            delays=speed,
+            delays=delays,
             network=Instant(),
             availability=Always(),
             faults=(),
@@ -172,29 +171,27 @@ def assemble(
         )
         clients = clients.as_one_client()
         trainer = Trainer(module, clients, experiment.training, task, probe)
-        surroundings = _build_world(experiment, trainer, payload)
+        simulated_world = _build_world(experiment, trainer, payload)
     counts = clients.num_examples
-    world = World(model=model, layout=layout, clients=_initial_counts(surroundings), seed=seed, probe=probe)
-    every = experiment.evaluate_every or _default_interval(experiment.until, surroundings, counts)
-    facts = {
-        trace_summary.DIRECTIONS: json.dumps(metric_directions(evaluator.metrics))
-    }  # stored with the run: names do not tell
-    return Setup(module, world, surroundings, trainer, evaluator, every, surveyor, own, facts)
+    world = World(model=model, layout=layout, clients=_initial_counts(simulated_world), seed=seed, probe=probe)
+    every = experiment.evaluate_every or _default_interval(experiment.until, simulated_world, counts)
+    facts = {trace_summary.DIRECTIONS: json.dumps(metric_directions(evaluator.metrics))}
+    return Setup(module, world, simulated_world, trainer, evaluator, every, surveyor, client_tests, facts)
 
 
-def _initial_counts(surroundings: SimulatedWorld) -> Mapping[int, int]:
-    """How much clients have at the start, which is what they say when they register."""
-    counts = surroundings.counts
-    if isinstance(surroundings.streaming, Static):
+def _initial_counts(simulated_world: SimulatedWorld) -> Mapping[int, int]:
+    """Return the number of examples that each client has at the start."""
+    counts = simulated_world.counts
+    if isinstance(simulated_world.streaming, Static):
         return counts
-    arrived = (surroundings.num_examples(client, 0, 0.0) for client in counts)
+    arrived = (simulated_world.num_examples(client, 0, 0.0) for client in counts)
     if isinstance(counts, ExampleCounts):
         return ExampleCounts(np.fromiter(arrived, dtype=np.int64, count=len(counts)))
     return dict(zip(counts, arrived, strict=True))
 
 
 def _keeps_local_statistics(experiment: Experiment) -> bool:
-    """Does every client keep its BatchNorm statistics? Where all data is in one place there is no such thing."""
+    """Tell whether each client keeps its own BatchNorm statistics; pooled methods have only one client."""
     return experiment.training.bn == "local" and not is_pooled(experiment.strategy)
 
 
@@ -215,52 +212,50 @@ def _build_world(experiment: Experiment, trainer: Trainer, payload: Payload) -> 
 def _build_surveyor(
     federated: SimulatedWorld,
     data: ClientData,
-    asked: Sequence[int],
+    surveyed: Sequence[int],
     evaluator: Evaluator,
     tests: ClientData | None,
     experiment: Experiment,
 ) -> Surveyor | None:
-    """Who is asked at the end; the evaluator is told what the slowest hold, so that it can follow it over time."""
+    """Build the survey of all clients; also let the evaluator report accuracy on the class mix of the slowest."""
     if experiment.survey.examples == 0:
         return None
-    made = speed_groups.build_surveyor(
-        evaluator, data, tests, speed_groups.expected_seconds(federated, asked), experiment.survey
+    surveyor = speed_groups.build_surveyor(
+        evaluator, data, tests, speed_groups.expected_seconds(federated, surveyed), experiment.survey
     )
     classes = data.num_classes
-    if SLOWEST in made.groups and classes is not None and isinstance(evaluator.task, Classification):
-        evaluator.mixes = {SLOW_CLASSES: speed_groups.class_shares(data, made.groups[SLOWEST], classes)}
-    return made
+    if SLOWEST in surveyor.groups and classes is not None and isinstance(evaluator.task, Classification):
+        evaluator.mixes = {SLOW_CLASSES: speed_groups.class_shares(data, surveyor.groups[SLOWEST], classes)}
+    return surveyor
 
 
 def _require_tests(tests: ClientData | None) -> ClientData:
     if tests is not None:
         return tests
-    how = (
-        "give each a part of its data with split: {train: 0.6, validation: 0.2}, or use data whose owners have "
-        "test examples"
+    raise ConfigError(
+        "evaluate = 'clients': not every client has its own test examples; set split: {train: 0.6, validation: 0.2}, or "
+        "use data whose owners have test examples"
     )
-    raise ConfigError(f"evaluate = 'clients': not every client has test examples of its own; {how}")
 
 
 def _check_recordings(experiment: Experiment, clients: ClientData) -> None:
-    """What was recorded must hold every client, and is best found wanting before the run."""
+    """Reject recordings that lack some clients before the run starts."""
     for law in (experiment.delays, experiment.network, experiment.availability):
         if (covers := getattr(law, "covers", None)) is not None:
             covers(clients.num_examples)
 
 
 def _check_precision(module: nn.Module) -> None:
-    """Servers add up many models; in 16 bits a thousand of them no longer change the sum."""
+    """Reject 16-bit parameters: in a sum of a thousand such models, further ones change nothing."""
     dtype = flatten(module).dtype
     if dtype not in (torch.float32, torch.float64):
         raise ConfigError(
-            f"the model's parameters are {dtype}: keep them in float32, and let its forward use torch.autocast for "
-            "speed"
+            f"the model's parameters are {dtype}: keep them in float32, and use torch.autocast in forward for speed"
         )
 
 
 def _check_targets(experiment: Experiment, measured: Sequence[Metric]) -> None:
-    """A misspelt metric would only look like a target that is never reached."""
+    """Reject targets with unknown metrics, which would never be reached."""
     known = [metric.name for metric in measured]
     for target in (experiment.until.target, experiment.target):
         if target is not None and target.metric not in known:
@@ -268,7 +263,7 @@ def _check_targets(experiment: Experiment, measured: Sequence[Metric]) -> None:
 
 
 def _mean_client_delays(trainer: Trainer, experiment: Experiment) -> ConstantDelays:
-    """Of a machine that is as fast as the mean client, in seconds per step."""
+    """Return the delays of a machine as fast as the mean client, in seconds per step."""
     delays, seed = experiment.delays, experiment.seed_of("delays")
     steps = (
         (client, trainer.count_steps(client, LocalWork(), count)) for client, count in trainer.data.num_examples.items()
@@ -277,58 +272,60 @@ def _mean_client_delays(trainer: Trainer, experiment: Experiment) -> ConstantDel
     return ConstantDelays(mean=mean, unit="step", jitter=getattr(delays, "jitter", 0.0))
 
 
-def _default_interval(until: Until, surroundings: SimulatedWorld, counts: Mapping[int, int]) -> float:
-    """A fiftieth of the run, or where its length in seconds is not known, of what its updates would take if all
-    clients, or a thousand of very many, worked at once.
+def _default_interval(until: Until, simulated_world: SimulatedWorld, counts: Mapping[int, int]) -> float:
+    """Return a fiftieth of the run in seconds.
+
+    If only the number of updates is known, estimate the length with all clients (at most 1000) active at once.
     """
     if until.seconds is not None:
         return until.seconds / DEFAULT_EVALUATIONS
     assert until.updates is not None
     some = list(islice(counts, 1000))
-    mean = fmean(surroundings.time_job(c, 0, LocalWork(), counts[c], 0.0).expected for c in some)
+    mean = fmean(simulated_world.time_job(c, 0, LocalWork(), counts[c], 0.0).expected for c in some)
     return max(until.updates * mean / min(len(counts), MAX_ASSUMED_ACTIVE) / DEFAULT_EVALUATIONS, 1e-9)
 
 
 def metric_directions(measured: Sequence[Metric]) -> dict[str, bool]:
-    """Of each metric: is higher better?"""
+    """Return for each metric whether higher is better."""
     return {metric.name: metric.higher_is_better for metric in measured}
 
 
 def with_direction(until: Until, measured: Sequence[Metric]) -> Until:
-    """A file says which value of a metric is wanted; which way that is, the task says."""
+    """Add the direction of its metric, which the task knows, to the target of `until`."""
     if until.target is None:
         return until
     return replace(until, target=until.target.with_direction(metric_directions(measured)))
 
 
-@one_thread()  # strategies may compute before their first event
+@one_thread()  # strategies may compute in init
 def build_engine(
-    made: Setup,
+    setup: Setup,
     experiment: Experiment,
     *,
     trace: Trace | None = None,
     checkpoints: Checkpoints | None = None,
     checkpoint_every: float = 30.0,
     watch: Watch | None = None,
-    worker: Worker | None = None,  # inline, if none is given
+    worker: Worker | None = None,
     memory: ClientMemory | None = None,
 ) -> VirtualEngine:
-    world = made.world if memory is None else replace(made.world, store=memory.store)
-    computing = worker or Inline(made.trainer)
-    if (spoil := result_modifier(made.simulated_world.faults, made.layout)) is not None:
+    """Build the engine of a run; without a worker, jobs are computed inline."""
+    world = setup.world if memory is None else replace(setup.world, store=memory.store)
+    computing = worker or Inline(setup.trainer)
+    if (spoil := result_modifier(setup.simulated_world.faults, setup.layout)) is not None:
         computing = FaultyWorker(computing, spoil)
     return VirtualEngine(
         experiment.strategy,
         world,
-        made.simulated_world,
+        setup.simulated_world,
         computing,
-        until=with_direction(experiment.until, made.evaluator.metrics),
-        evaluate=made.evaluator,
-        client_means=made.client_tests,
-        evaluate_every=made.evaluate_every,
-        survey=made.surveyor,
+        until=with_direction(experiment.until, setup.evaluator.metrics),
+        evaluate=setup.evaluator,
+        client_means=setup.client_tests,
+        evaluate_every=setup.evaluate_every,
+        survey=setup.surveyor,
         survey_every=experiment.survey.every,
-        gate=Gate(made.layout, made.world.model.dtype, experiment.max_norm, _keeps_local_statistics(experiment)),
+        gate=Gate(setup.layout, setup.world.model.dtype, experiment.max_norm, _keeps_local_statistics(experiment)),
         trace=trace,
         checkpoints=checkpoints,
         checkpoint_every=checkpoint_every,

@@ -1,8 +1,8 @@
-"""Several methods on the same clients, delays and seeds: one run each, one table, one folder.
+"""Comparisons: several methods with the same clients, delays and seeds, one run for each in a common folder.
 
-The runs are independent, so they fill the cores of the machine; each keeps to one thread and is exact, so the table
-does not depend on how many run at once. Workers that fill cores by themselves get a share of them each; on a GPU the
-runs go side by side. A comparison that was stopped is finished by starting it again.
+The runs are independent and use one core each, so results do not depend on how many run at once. Workers that use
+several cores get a share of them; on a GPU, runs share the device. An interrupted comparison is completed by starting
+it again.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import nan
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from offbeat.core.errors import ConfigError, RunError, escape_unprintable, unknown_name
 from offbeat.engine.checkpoint import write_atomically
@@ -22,7 +22,8 @@ from offbeat.engine.progress import Status
 from offbeat.engine.until import Target
 from offbeat.engine.virtual.virtual_engine import INTERRUPTED
 from offbeat.experiment.run import execution as runs
-from offbeat.experiment.run import identity, pooled_runs, process_pool, run_lock
+from offbeat.experiment.run import identity, parallel_runs, pooled_runs, run_lock
+from offbeat.experiment.run.checksums import JsonObject
 from offbeat.experiment.scripted.scripted_run import ScriptedRun
 from offbeat.experiment.spec import methods
 from offbeat.experiment.spec.config import Experiment
@@ -35,25 +36,35 @@ from offbeat.workers.wrappers import Work
 log = logging.getLogger("offbeat")
 
 MANIFEST = runs.COMPARISON
-SWEEP_KEY = "sweep"  # in the manifest: what varies from label to label, where that is a grid of settings
-DEFAULT_REFERENCE = "fedavg"  # speed-ups are against this one, unless the comparison or its reader names another
+SWEEP_KEY = "sweep"  # key in the manifest of a sweep: the settings of each label
+DEFAULT_REFERENCE = "fedavg"  # speed-ups are relative to this method by default
+
+
+class RunEntry(TypedDict):
+    """A run in the manifest; `strategy` is the label of the method."""
+
+    strategy: str
+    seed: int
+    folder: str
 
 
 @dataclass(frozen=True)
 class Comparison:
+    """A folder with a manifest and a run folder for each method and seed."""
+
     folder: Path
 
-    def layout(self) -> list[dict[str, Any]]:
-        """The runs: strategy, seed and folder each. A strategy is called by its label here."""
+    def layout(self) -> list[RunEntry]:
+        """List the runs: label of the strategy, seed and folder."""
         return self._manifest()[0]
 
     @property
     def verb(self) -> str:
-        """Of the command line, that made it and finishes it."""
+        """Return the command that creates and completes it."""
         return "sweep" if SWEEP_KEY in self.stored() else "compare"
 
-    def stored(self) -> dict[str, Any]:
-        """The manifest as it is."""
+    def stored(self) -> JsonObject:
+        """Read the manifest."""
         path = self.folder / MANIFEST
         try:
             stored = json.loads(path.read_text())
@@ -65,11 +76,11 @@ class Comparison:
         except (ValueError, RecursionError) as error:
             raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
-    def _manifest(self) -> tuple[list[dict[str, Any]], str]:
-        """The runs and the reference."""
+    def _manifest(self) -> tuple[list[RunEntry], str]:
+        """Return the runs and the reference."""
         stored = self.stored()
         try:
-            entries = [
+            entries: list[RunEntry] = [
                 {
                     "strategy": escape_unprintable(e["strategy"]),
                     "seed": int(e["seed"]),
@@ -77,81 +88,88 @@ class Comparison:
                 }
                 for e in stored["runs"]
             ]
-            names = [str(e["strategy"]) for e in stored["runs"]]
-            reference = stored.get("reference", DEFAULT_REFERENCE if DEFAULT_REFERENCE in names else names[0])
-            if reference not in names:
+            reference = stored["reference"]
+            if reference not in [str(e["strategy"]) for e in stored["runs"]]:
                 raise ValueError(f"its reference is {reference!r}")
             return entries, escape_unprintable(reference)
         except (ValueError, LookupError, TypeError) as error:
             raise RunError(f"{self.folder / MANIFEST} is damaged: {type(error).__name__}: {error}") from None
 
-    def _below(self, name: Any) -> str:
-        """A run of a comparison lies in its folder: what is shown, resumed or written may be nowhere else."""
+    def _below(self, name: object) -> str:
+        """Check that a run folder is inside of the comparison, so that nothing outside is read or written."""
         home = self.folder.resolve()
         if not isinstance(name, str) or home not in (home / name).resolve().parents:
             raise ValueError(f"it names the run {name!r}, which is not below {self.folder}")
         return name
 
-    def run(self, entry: Mapping[str, Any]) -> runs.Run:
-        """One of the layout."""
+    def run(self, entry: RunEntry) -> runs.Run:
+        """Return one run of the layout."""
         return runs.Run(self.folder / entry["folder"])
 
-    def entries(self) -> list[tuple[dict[str, Any], runs.Run]]:
-        """The runs, with what the comparison says of each."""
+    def entries(self) -> list[tuple[RunEntry, runs.Run]]:
+        """Return each entry of the layout with its run."""
         return [(entry, self.run(entry)) for entry in self.layout()]
 
     def runs(self, strategy: str) -> list[runs.Run]:
+        """Return the runs of a method."""
         return [run for entry, run in self.entries() if entry["strategy"] == strategy]
 
     def strategies(self) -> list[str]:
+        """List the labels of the methods."""
         return list(dict.fromkeys(entry["strategy"] for entry in self.layout()))
 
     def checked(self, reference: str | None) -> str:
-        """The method that speed-ups and relative times are against."""
+        """Return the reference of speed-ups and relative times, by default that of the comparison."""
         if reference is not None and reference not in self.strategies():
             raise unknown_name("strategy of this comparison", reference, self.strategies())
         return reference or self._manifest()[1]
 
     def finished(self) -> dict[str, dict[int, Summary]]:
-        """What came out, by method and seed, of the runs that are; a method without any is not among them."""
-        found: dict[str, dict[int, Summary]] = {}
+        """Summarize the finished runs by method and seed; methods without finished runs are absent."""
+        summaries: dict[str, dict[int, Summary]] = {}
         for entry, run in self.entries():
             if run.complete:
-                found.setdefault(entry["strategy"], {})[entry["seed"]] = run.summary()
-        return found
+                summaries.setdefault(entry["strategy"], {})[entry["seed"]] = run.summary()
+        return summaries
 
     def rows(
-        self, reference: str | None = None, found: Mapping[str, Mapping[int, Summary]] | None = None
+        self, reference: str | None = None, summaries: Mapping[str, Mapping[int, Summary]] | None = None
     ) -> list[MethodRow]:
-        """One a method that has a finished run; speed-ups and relative times are against the reference, the
-        comparison's own unless another is named. `found`: what is finished, where that was read already.
+        """Return a table row for each method with a finished run.
+
+        reference: The method that speed-ups and relative times refer to, by default that of the comparison.
+        summaries: The result of `finished`, if the caller has it already.
         """
-        found = self.finished() if found is None else found
-        summaries = {name: list(given.values()) for name, given in found.items()}
-        base, relative = summaries.get(self.checked(reference), []), self.relative_times(reference)
-        compared = {
-            name: {"speedup": speed_up(given, base), "relative_time": relative.get(name, nan)}
-            for name, given in summaries.items()
-        }
-        return [average_over_seeds(name, given, compared[name], found[name]) for name, given in summaries.items()]
+        by_seed = self.finished() if summaries is None else summaries
+        by_method = {name: list(seeds.values()) for name, seeds in by_seed.items()}
+        base, relative = by_method.get(self.checked(reference), []), self.relative_times(reference)
+        return [
+            average_over_seeds(
+                name,
+                values,
+                {"speedup": speed_up(values, base), "relative_time": relative.get(name, nan)},
+                by_seed[name],
+            )
+            for name, values in by_method.items()
+        ]
 
     def relative_times(self, reference: str | None = None, target: Target | None = None) -> dict[str, float]:
-        """Each method's time to a target over the reference's; without one, to 95 % of the lowest final value of
-        all. Of finished runs.
+        """Return the time of each method to a target, divided by that of the reference.
+
+        The default target is 95 % of the lowest final value of all methods. Only finished runs count.
         """
         against = self.checked(reference)
-        done = {name: [run for run in self.runs(name) if run.complete] for name in self.strategies()}
-        if not done[against]:
+        finished = {name: [run for run in self.runs(name) if run.complete] for name in self.strategies()}
+        if not finished[against]:
             return {}
-        first = done[against][0].summary()
+        first = finished[against][0].summary()
         metric = target.metric if target else first.headline
-        found = {name: [run.curve(metric) for run in given] for name, given in done.items() if given}
-        target = (
-            target.with_direction(first.higher_is_better)
-            if target
-            else curves.shared_target(found, metric, first.higher(metric))
-        )
-        return curves.relative_times(found, target, against) if target else {}
+        by_method = {name: [run.curve(metric) for run in done] for name, done in finished.items() if done}
+        if target is not None:
+            target = target.with_direction(first.higher_is_better)
+        else:
+            target = curves.shared_target(by_method, metric, first.higher(metric))
+        return curves.relative_times(by_method, target, against) if target else {}
 
 
 def create_comparison(
@@ -161,36 +179,38 @@ def create_comparison(
     reference: str = DEFAULT_REFERENCE,
     worker: str = "inline",
     memory: str | None = None,
-    more: Mapping[str, Any] | None = None,
+    more: JsonObject | None = None,
     scripts: Mapping[tuple[str, int], ScriptedRun] | None = None,
     command: str | None = None,
 ) -> Comparison:
-    """Make the folders of all runs; `experiments` are one a label. Without the reference the first is one. `more` is
-    kept in the manifest. `scripts`: what a script gave, for each label and seed; what it made before it was stopped
-    stays.
+    """Create the folders of all runs, one for each label and seed.
+
+    reference: A label; if there is none with that name, the first label is the reference.
+    more: Further entries of the manifest.
+    scripts: The models and data of a script by label and seed; run folders of an interrupted creation are reused.
     """
     if not experiments or not seeds:
         raise ConfigError("a comparison needs at least one strategy and one seed")
     if (folder / MANIFEST).exists():
         raise ConfigError(
-            f"{folder} already holds a comparison: 'offbeat {Comparison(folder).verb} --resume {folder}' finishes it; "
-            "or choose another --out"
+            f"{folder} already holds a comparison: 'offbeat {Comparison(folder).verb} --resume {folder}' completes "
+            "it; or choose another --out"
         )
     if runs.Run(folder).experiment_file.exists() or runs.Run(folder).scripted:
         raise ConfigError(f"{folder} already holds a run: choose another --out")
     against = reference if reference in experiments else next(iter(experiments))
-    called = methods.folder_names(experiments)
-    kept: dict[int, list[tuple[Experiment, identity.Identity]]] = {}
-    entries = []
+    folder_by_label = methods.folder_names(experiments)
+    identities: dict[int, list[tuple[Experiment, identity.Identity]]] = {}
+    entries: list[RunEntry] = []
     for name, experiment in experiments.items():
         for seed in seeds:
-            one, sub = replace(experiment, seed=seed), f"{called[name]}-seed{seed}"
+            seeded, sub = replace(experiment, seed=seed), f"{folder_by_label[name]}-seed{seed}"
             script = scripts[name, seed] if scripts else None
             if script is not None and runs.Run(folder / sub).scripted:
                 script.check_same_call(folder / sub)
             else:
-                world = None if script else _shared_identity(one, kept.setdefault(seed, []))
-                runs.create_run(folder / sub, one, command, world=world, worker=worker, memory=memory, script=script)
+                world = None if script else _shared_identity(seeded, identities.setdefault(seed, []))
+                runs.create_run(folder / sub, seeded, command, world=world, worker=worker, memory=memory, script=script)
             entries.append({"strategy": name, "seed": seed, "folder": sub})
     manifest = {"reference": against, "runs": entries, **(more or {})}
     write_atomically(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
@@ -203,52 +223,60 @@ def add_runs(
     pairs: Iterable[tuple[str, int]],
     reference: str = DEFAULT_REFERENCE,
     worker: str = "inline",
-    more: Mapping[str, Any] | None = None,
+    more: JsonObject | None = None,
 ) -> Comparison:
-    """The comparison with these runs, of label and seed, in it: made where they are missing; what is there stays,
-    finished or not, and must be of the same experiment. `experiments`: one a label, of all there may ever be.
+    """Create missing runs of a comparison; existing ones must be of the same experiment and are not changed.
+
+    experiments: The experiments of all labels that the comparison may ever contain, in the order of its table.
+    pairs: Label and seed of each run.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    made, called, order = Comparison(folder), methods.folder_names(experiments), list(experiments)
+    comparison, order = Comparison(folder), list(experiments)
+    folder_by_label = methods.folder_names(experiments)
     with run_lock.exclusive_lock(folder):
-        there = made.layout() if (folder / MANIFEST).is_file() else []
-        entries = {(entry["strategy"], entry["seed"]): entry for entry in there}
-        kept: dict[int, list[tuple[Experiment, identity.Identity]]] = {}
+        existing = comparison.layout() if (folder / MANIFEST).is_file() else []
+        entries = {(entry["strategy"], entry["seed"]): entry for entry in existing}
+        identities: dict[int, list[tuple[Experiment, identity.Identity]]] = {}
         for name, seed in pairs:
-            one, sub = replace(experiments[name], seed=seed), f"{called[name]}-seed{seed}"
-            run = runs.Run(folder / entries.get((name, seed), {"folder": sub})["folder"])
+            seeded, sub = replace(experiments[name], seed=seed), f"{folder_by_label[name]}-seed{seed}"
+            entry = entries.get((name, seed))
+            run = runs.Run(folder / (sub if entry is None else entry["folder"]))
             if run.experiment_file.is_file():
-                identity.check_experiment_file(run.folder, run.experiment(), one)
+                identity.check_experiment_file(run.folder, run.experiment(), seeded)
             else:
-                runs.create_run(run.folder, one, world=_shared_identity(one, kept.setdefault(seed, [])), worker=worker)
+                runs.create_run(
+                    run.folder, seeded, world=_shared_identity(seeded, identities.setdefault(seed, [])), worker=worker
+                )
             entries[name, seed] = {"strategy": name, "seed": seed, "folder": run.folder.name}
-        # what is of no experiment any more stays, at the end
+        # runs without an experiment come last
         order += [name for name, _ in entries if name not in order]
         listed = sorted(entries.values(), key=lambda e: (order.index(e["strategy"]), e["seed"]))
         against = reference if any(e["strategy"] == reference for e in listed) else listed[0]["strategy"]
         manifest = {"reference": against, "runs": listed, **(more or {})}
         write_atomically(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
-    return made
+    return comparison
 
 
-def _shared_identity(experiment: Experiment, kept: list[tuple[Experiment, identity.Identity]]) -> identity.Identity:
-    """Of its data and who holds what: looked at once for all methods, for the data may be large."""
-    for other, world in kept:
+def _shared_identity(experiment: Experiment, known: list[tuple[Experiment, identity.Identity]]) -> identity.Identity:
+    """Compute the identity once for all methods of a seed, because the data may be large."""
+    for other, world in known:
         if replace(other, strategy=experiment.strategy) == experiment:
             return world
-    kept.append((experiment, identity.compute_identity(experiment)))
-    return kept[-1][1]
+    known.append((experiment, identity.compute_identity(experiment)))
+    return known[-1][1]
 
 
 def execute_comparison(
     comparison: Comparison,
     jobs: int | None = None,
-    on_progress: process_pool.Progress | None = None,
+    on_progress: parallel_runs.OnProgress | None = None,
     worker: str | None = None,
     memory: str | None = None,
 ) -> bool:
-    """Finish every run that is not complete; False if they were interrupted. `on_progress` gets a share for each
-    run, and what was computed. `worker`, `memory`: of every run; without one, as each was begun.
+    """Complete all runs; return False if they were interrupted.
+
+    on_progress: Called with the finished share of each run and a count of the computed work.
+    worker, memory: For every run; by default those that the run was created with.
     """
     several = [comparison.run(entry) for entry in comparison.layout()]
     todo = [run for run in several if not run.complete]
@@ -260,40 +288,40 @@ def execute_comparison(
         worker = None if worker is None else str(settled)
     usable = [registry.usable(choice) for choice in dict.fromkeys(chosen)]
     if all(registry.device_of(choice) != "cpu" for choice in usable):
-        return pooled_runs.execute(several, on_progress, worker, memory)
+        return pooled_runs.execute_side_by_side(several, on_progress, worker, memory)
     other = next((choice for choice in usable if not registry.cores_of(choice)), None)
     if other is not None and jobs is not None and jobs > 1:
         raise ConfigError(f"--jobs {jobs}: with the worker {other} runs go one after the other; give --worker inline")
-    if other is None and process_pool.possible(several):
+    if other is None and parallel_runs.can_run_in_parallel(several):
         at_once = max(1, min(jobs or max(map(registry.cores_of, usable)), len(todo)))
         each = [str(registry.share_cores(choice, at_once)) for choice in chosen]
         try:
-            return process_pool.execute(several, at_once, on_progress, each, memory)
-        except process_pool.Unfit as reason:
-            log.warning("forks cannot train here (%s): runs go one after the other", reason)
+            return parallel_runs.execute_in_parallel(several, at_once, on_progress, each, memory)
+        except parallel_runs.ForksUnfit as reason:
+            log.warning("forked processes cannot train here (%s): executing runs one after the other", reason)
     return _execute_one_by_one(several, on_progress, worker, memory)
 
 
 def _auto_choice(todo: list[runs.Run], cores: int) -> registry.WorkerChoice:
-    """Whom `auto` chose for one of them before, or chooses now: one for all."""
+    """Return the worker that `auto` chose for one of the runs earlier, or choose one for all runs now."""
     before = next(filter(None, map(runs.last_worker, todo)), None)
     return runs.choose_auto_worker(todo[0], cores) if before is None else before
 
 
 def _all_cores(choice: registry.WorkerChoice) -> registry.WorkerChoice:
-    """What was chosen for one run among others, for all of them."""
+    """Remove the number of cores from a choice that was made for one of several runs."""
     return choice if registry.device_of(choice) != "cpu" else registry.WorkerChoice(choice.name)
 
 
 def _execute_one_by_one(
-    several: list[runs.Run], on_progress: process_pool.Progress | None, worker: str | None, memory: str | None
+    several: list[runs.Run], on_progress: parallel_runs.OnProgress | None, worker: str | None, memory: str | None
 ) -> bool:
-    """A run that fails leaves the others going, and is told at the end."""
+    """Execute runs one after the other; if some fail, continue, and raise the first error at the end."""
     shares, work = [float(run.complete) for run in several], Work()
     failed: dict[Path, Exception] = {}
-    broken = False  # did somebody who looks on fail, and no run?
+    broken = False  # whether an error came from the progress callback
 
-    def tell(index: int, share: float) -> None:
+    def report(index: int, share: float) -> None:
         nonlocal broken
         shares[index] = share
         if on_progress is not None:
@@ -301,12 +329,12 @@ def _execute_one_by_one(
             on_progress(list(shares), work)
             broken = False
 
-    def follow(index: int) -> Callable[[Status], None]:
-        return lambda status: tell(index, status.share)
+    def watch(index: int) -> Callable[[Status], None]:
+        return lambda status: report(index, status.share)
 
     for index, run in enumerate(several):
         try:
-            outcome = runs.execute_run(run, follow(index), worker=worker, memory=memory, work=work)
+            outcome = runs.execute_run(run, watch(index), worker=worker, memory=memory, work=work)
         except Exception as error:
             if broken:
                 raise
@@ -316,13 +344,13 @@ def _execute_one_by_one(
             continue
         if outcome is not None and outcome.reason == INTERRUPTED:
             return False
-        tell(index, 1.0)
+        report(index, 1.0)
     runs.raise_failures(failed)
     return True
 
 
 def _clear_tracebacks(error: BaseException | None) -> None:
-    """Of whatever its traceback holds: a run's model, data and memory would stay until the last run has ended."""
+    """Clear the frames of an error, which would keep the model, data and memory of its run alive."""
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__

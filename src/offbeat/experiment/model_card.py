@@ -1,8 +1,7 @@
-"""What has to travel with a model for others to use it: its architecture, how inputs are prepared, its classes, and
-which run it came out of. It is noted when a run begins, so that an export needs no data, and goes into the header of
-the exported file (`__metadata__` of safetensors: names and texts).
+"""Metadata of exported models: architecture, preprocessing, classes, and the run that trained the model.
 
-Nothing of it says where files lie or what sites are called.
+The facts are stored in the trace when a run starts, so that an export needs no data. Exported files hold them in
+`__metadata__` of the safetensors header. They contain neither file paths nor names of sites.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ from offbeat.scenario.data import Dataset
 if TYPE_CHECKING:
     from offbeat.experiment.run.run_folder import Run
 
-FACT = "model"  # of the trace, as JSON
+FACT = "model"  # name of the fact in the trace; its value is JSON
 
 
 def model_facts(module: nn.Module, data: Dataset) -> dict[str, str]:
-    """For the trace of a run."""
-    told = {
+    """Describe model and data for the trace of a run."""
+    description = {
         "architecture": str(module),
         "inputs": f"{'×'.join(map(str, data.input_shape)) or 'one number'} {str(data.x_train.dtype)[6:]}",
         "preprocessing": data.preparation,
@@ -35,16 +34,16 @@ def model_facts(module: nn.Module, data: Dataset) -> dict[str, str]:
         "classes": json.dumps(data.class_names, ensure_ascii=False) if data.class_names else "",
         "data": data.summary,
     }
-    return {FACT: json.dumps({key: text for key, text in told.items() if text})}
+    return {FACT: json.dumps({key: text for key, text in description.items() if text})}
 
 
 def export_metadata(run: Run) -> dict[str, str]:
-    """For the header of what is exported."""
+    """Return the metadata of a run's exported model."""
     from offbeat import __version__
 
     experiment = run.experiment()
     return {
-        "format": "pt",  # as others write it: tensors of PyTorch
+        "format": "pt",  # the usual entry for tensors of PyTorch
         **_stored_facts(run),
         "model": _describe_choice(experiment, "model"),
         "strategy": _describe_choice(experiment, "strategy"),
@@ -55,20 +54,20 @@ def export_metadata(run: Run) -> dict[str, str]:
     }
 
 
-def with_metadata(model: bytes, told: dict[str, str]) -> bytes:
-    """A model in safetensors with this in its header: the same bytes each time, where the library's own order varies.
+def with_metadata(model: bytes, metadata: dict[str, str]) -> bytes:
+    """Insert metadata into the header of a safetensors file; unlike the library, the order of keys is deterministic.
 
-    Eight bytes with the length of the header, the header as JSON, the numbers; these begin at a multiple of eight.
+    The format: eight bytes with the length of the header, the header as JSON, and the tensors, aligned to eight bytes.
     """
     length = int.from_bytes(model[:8], "little")
-    header = {"__metadata__": told, **json.loads(model[8 : 8 + length])}
+    header = {"__metadata__": metadata, **json.loads(model[8 : 8 + length])}
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + model[8 + length :]
 
 
 def _stored_facts(run: Run) -> dict[str, str]:
-    """When the run began; nothing of a run of before this was noted."""
+    """Read the facts that were stored when the run started; runs of scripts store none."""
     from offbeat.metrics import trace_summary
 
     with trace_summary.open_trace(run.trace_file) as db:
@@ -81,5 +80,5 @@ def _stored_facts(run: Run) -> dict[str, str]:
 
 def _describe_choice(experiment: Experiment, setting: str) -> str:
     value = getattr(experiment, setting)
-    shown = {key: v for key, v in changed_settings(value).items() if key != "weights"}  # a path
-    return to_yaml_line({"name": name_of(setting, value), **shown})
+    changed = {key: v for key, v in changed_settings(value).items() if key != "weights"}  # a local path
+    return to_yaml_line({"name": name_of(setting, value), **changed})

@@ -15,20 +15,21 @@ from offbeat.scenario.models import Model
 
 @dataclass(frozen=True)
 class Preset:
-    """An experiment, and the settings its methods have there."""
+    """An experiment and its methods with their settings."""
 
     summary: str
     experiment: Experiment
-    # name -> strategy, in the order of a table; a variant's begins alike
+    # name -> strategy, in the order of tables; names of variants begin with the name of the method
     methods: Mapping[str, Any] = field(default_factory=dict)
-    compared: tuple[str, ...] = ()  # whom `offbeat compare` compares unless told otherwise; empty: all of `methods`
+    compared: tuple[str, ...] = ()  # default methods of `offbeat compare`; empty: all
     seeds: int = 3
-    reference: str = "fedavg"  # the method whose time the paper calls 1
-    nearest: DataSource | None = None  # real data that is most like the paper's, for who does not have that
+    reference: str = "fedavg"  # the method that relative times refer to
+    nearest: DataSource | None = None  # most similar real data, in case the paper's is missing
 
     def with_strategy(self, word: str) -> Experiment:
-        """The experiment with another method, `fedbuff` or `fedbuff(k=2)`: in the preset's own settings where it has
-        some, but for those in brackets.
+        """Return the experiment with another method, such as `fedbuff` or `fedbuff(k=2)`.
+
+        Settings in brackets override those of the preset, which override the defaults.
         """
         if word in self.methods:
             return replace(self.experiment, strategy=self.methods[word])
@@ -38,7 +39,7 @@ class Preset:
             raise ConfigError(f"{word}: {error}" if "(" in word else str(error)) from None
 
     def varied(self, summary: str, methods: Mapping[str, Any] | None = None, **changes: Any) -> Preset:
-        """Another figure or table: the same but for the methods compared, and for these fields of the experiment."""
+        """Return a variant for another figure or table, with other methods and fields of the experiment."""
         rows = self.methods if methods is None else methods
         return replace(self, summary=summary, methods=rows, experiment=replace(self.experiment, **changes))
 
@@ -50,7 +51,7 @@ class Column:
     title: str
     data: DataSource
     model: Model
-    small: Mapping[str, Any] = field(default_factory=dict)  # what differs at the quick scale
+    small: Mapping[str, Any] = field(default_factory=dict)  # changes at the quick scale
 
     def quick(self, experiment: Experiment, **changes: Any) -> Experiment:
         return replace(experiment, **{**changes, **self.small})

@@ -1,4 +1,4 @@
-"""Who is slow, what the slow ones hold, and on which examples of their own clients are evaluated."""
+"""Groups of clients by speed, and the examples on which each client is evaluated."""
 
 from __future__ import annotations
 
@@ -18,51 +18,52 @@ ON_TEST, ON_TRAINING = "test examples", "training examples"
 
 
 def expected_seconds(world: SimulatedWorld, clients: Iterable[int]) -> dict[int, float]:
-    """What the first job of each is expected to take on all its data: download, the experiment's training, upload."""
+    """Return the expected duration of the first job of each client: download, training on all its data, upload."""
     return {client: world.time_job(client, 0, LocalWork(), world.counts[client], 0.0).expected for client in clients}
 
 
 def group_by_speed(seconds: Mapping[int, float], active: float = 0.5) -> dict[str, list[int]]:
-    """The slowest quarter, the active and the stragglers; none of these where all are equally fast.
+    """Group clients into the slowest quarter, active clients and stragglers; no groups if all are equally fast.
 
-    The quarter is a fourth of the clients rounded down, at least one, of equally slow ones those with the higher
-    numbers. Active is the given share (rounded up) and whoever is as fast as the slowest of it: equals stay together.
+    The quarter is rounded down but not empty; of equally slow clients it contains those with higher numbers. Active
+    clients are the fastest share (rounded up) and all that are as fast as the slowest of these.
     """
     order = sorted(seconds, key=lambda client: (seconds[client], client))
     if not order or seconds[order[0]] == seconds[order[-1]]:
         return {}
-    fastest = max(1, ceil(active * len(order) - 1e-9))  # 0.55 * 100 is 55.00000000000001: no 56th for that
+    fastest = max(1, ceil(active * len(order) - 1e-9))  # 0.55 * 100 is 55.00000000000001, which must not round up to 56
     limit = seconds[order[fastest - 1]]
-    made = {
+    groups = {
         SLOWEST: order[-max(1, len(order) // 4) :],
         ACTIVE: [client for client in order if seconds[client] <= limit],
         STRAGGLERS: [client for client in order if seconds[client] > limit],
     }
-    return {name: sorted(members) for name, members in made.items() if members}
+    return {name: sorted(members) for name, members in groups.items() if members}
 
 
 def class_shares(data: ClientData, members: Sequence[int], classes: int) -> Tensor:
-    """How often each class occurs among the examples of these clients."""
+    """Return the share of each class among the examples of these clients."""
     counts = sum(torch.bincount(data.client_labels(client).flatten(), minlength=classes) for client in members)
     assert isinstance(counts, Tensor)
     return counts.double() / counts.sum()
 
 
 def tests_of_owners(data: Dataset, parts: Sequence[Tensor]) -> ClientData | None:
-    """The test examples of each client's owners (user, centre, station); None unless every client has some of its own.
+    """Return each client's own test examples; None unless every client has some.
 
-    An owner's test examples are a client's if the client holds all of the owner's training examples.
+    The test examples of an owner (user, centre, station) belong to a client that has all training examples of that
+    owner.
     """
     if data.groups is None or data.test_groups is None:
         return None
     size = 1 + int(max(data.groups.max(), data.test_groups.max()))
-    all_of = torch.bincount(data.groups, minlength=size)
+    sizes = torch.bincount(data.groups, minlength=size)
     rows = []
     for part in parts:
-        held = torch.bincount(data.groups[part], minlength=size)
-        whole = (held > 0) & (held == all_of)
-        rows.append(whole[data.test_groups].nonzero().squeeze(1))
-        if len(rows[-1]) == 0:  # at once: there may be a million clients
+        in_part = torch.bincount(data.groups[part], minlength=size)
+        complete = (in_part > 0) & (in_part == sizes)
+        rows.append(complete[data.test_groups].nonzero().squeeze(1))
+        if len(rows[-1]) == 0:  # stop early: there may be a million clients
             return None
     return ClientData.shared(data.x_test, data.y_test, rows, num_classes=data.num_classes)
 
@@ -70,12 +71,10 @@ def tests_of_owners(data: Dataset, parts: Sequence[Tensor]) -> ClientData | None
 def build_surveyor(
     evaluator: Evaluator, training: ClientData, tests: ClientData | None, seconds: Mapping[int, float], survey: Survey
 ) -> Surveyor:
-    """Evaluates clients, those of whom `seconds` tells, on their test examples, where each has some, else on those
-    they train on.
-    """
-    found = group_by_speed(seconds, survey.active)
+    """Build the surveyor for the clients in `seconds`; it uses their test examples, or else their training examples."""
+    groups = group_by_speed(seconds, survey.active)
     facts = {
         "surveyed": ON_TRAINING if tests is None else ON_TEST,
-        **{name: ",".join(map(str, g)) for name, g in found.items()},
+        **{name: ",".join(map(str, g)) for name, g in groups.items()},
     }
-    return Surveyor(evaluator, training if tests is None else tests, found, survey.examples, list(seconds), facts)
+    return Surveyor(evaluator, training if tests is None else tests, groups, survey.examples, list(seconds), facts)

@@ -1,16 +1,16 @@
-"""Small JSON files that hold their own SHA-256: one that was changed by a bit or by hand is not read as if nothing
-had happened.
+"""JSON files with their own SHA-256, and the checksums of a finished run in `finished.json`.
+
+Files are hashed byte by byte. The trace is hashed by its rows and facts, because SQLite may store equal rows in
+different bytes.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import logging
 import sqlite3
 from collections.abc import Mapping
 from contextlib import closing
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,21 +20,25 @@ from offbeat.engine.trace import Trace
 from offbeat.engine.trace_file import open_read_only, verified_digest
 from offbeat.experiment.spec import user_code
 
+JsonObject = dict[str, Any]
+
 CHECKSUM_KEY = "sha256"
+CHECKSUM_FILE, TRACE_FILE, MODEL_FILE = "finished.json", "run.sqlite", "model.safetensors"
+TEXT_FILES = ("experiment.yaml", "simulation.json", "world.json", "environment.json", "command.txt")
 
 
 def dump_checksummed(body: Mapping[str, Any]) -> bytes:
+    """Serialize a JSON object together with its SHA-256."""
     return json.dumps({**body, CHECKSUM_KEY: _json_digest(body)}, indent=2).encode()
 
 
-def read_checksummed(path: Path) -> dict[str, Any]:
-    """Without its seal; a file of before there were seals has none. FileNotFoundError if there is no such file."""
+def read_checksummed(path: Path) -> JsonObject:
+    """Read a JSON object and verify its SHA-256; raise FileNotFoundError if there is no such file."""
     try:
         body = json.loads(path.read_bytes())
         if not isinstance(body, dict):
             raise ValueError(f"it holds a {type(body).__name__}")
-        seal = body.pop(CHECKSUM_KEY, None)
-        if seal is not None and seal != _json_digest(body):
+        if body.pop(CHECKSUM_KEY, None) != _json_digest(body):
             raise ValueError("its SHA-256 does not match")
     except (ValueError, RecursionError) as error:
         raise RunError(f"{path} is damaged: {error}") from None
@@ -46,48 +50,35 @@ def read_checksummed(path: Path) -> dict[str, Any]:
 
 
 def _json_digest(body: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
-log = logging.getLogger("offbeat")
-
-CHECKSUM_FILE, TRACE_FILE, MODEL_FILE = "finished.json", "run.sqlite", "model.safetensors"
-TEXT_FILES = ("experiment.yaml", "simulation.json", "world.json", "environment.json", "command.txt")
+    return _sha256(json.dumps(body, sort_keys=True).encode())
 
 
 def write_final_checksums(folder: Path, trace: Trace, model: bytes) -> None:
-    """Before the model's file is: a run that has one has both."""
+    """Write `finished.json`; this precedes the model file, so that every run with a model has checksums."""
     code = (str(path.relative_to(folder)) for path in sorted((folder / user_code.COPIES).rglob("*.py")))
-    sums = {name: _sha256((folder / name).read_bytes()) for name in (*TEXT_FILES, *code) if (folder / name).is_file()}
-    stored = {
-        "files": {**sums, MODEL_FILE: _sha256(model)},
+    files = {name: _sha256((folder / name).read_bytes()) for name in (*TEXT_FILES, *code) if (folder / name).is_file()}
+    body = {
+        "files": {**files, MODEL_FILE: _sha256(model)},
         "rows": trace.digest_so_far.as_dict(),
         "facts": _facts_digest(trace.db),
     }
-    write_atomically(folder / CHECKSUM_FILE, dump_checksummed(stored))
+    write_atomically(folder / CHECKSUM_FILE, dump_checksummed(body))
 
 
-def check_final_checksums(folder: Path, kept: bool) -> None:
-    """Refuse a finished run that is not what it was when it ended. `kept`: it is of a version that writes the
-    checksums.
-    """
+def check_final_checksums(folder: Path) -> None:
+    """Reject a finished run with files or trace rows that changed since it ended."""
     try:
         stored = read_checksummed(folder / CHECKSUM_FILE)
     except FileNotFoundError:
-        if kept:
-            raise RunError(
-                f"{folder / CHECKSUM_FILE} is gone: whether this is what came out cannot be stored; put it back"
-            ) from None
-        _unchecked(folder)
-        return
+        raise RunError(f"{folder / CHECKSUM_FILE} is missing, so the results cannot be verified; restore it") from None
     try:
-        for name, sha in stored["files"].items():
-            if _sha256(_read_bytes(folder / name)) != sha:
+        for name, digest in stored["files"].items():
+            if _sha256(_read_bytes(folder / name)) != digest:
                 raise _changed_error(folder / name)
         with closing(open_read_only(folder / TRACE_FILE)) as db:
-            wrong = verified_digest(db).difference(stored["rows"])
-            if wrong is not None or _facts_digest(db) != stored["facts"]:
-                raise _changed_error(folder / TRACE_FILE, wrong or "its facts are not those that were written")
+            difference = verified_digest(db).difference(stored["rows"])
+            if difference is not None or _facts_digest(db) != stored["facts"]:
+                raise _changed_error(folder / TRACE_FILE, difference or "its facts changed")
     except sqlite3.Error as error:
         raise _changed_error(folder / TRACE_FILE, str(error)) from None
     except (LookupError, TypeError, ValueError, AttributeError) as error:
@@ -101,19 +92,8 @@ def _read_bytes(path: Path) -> bytes:
         raise RunError(f"cannot read {path}: {error.strerror or error}") from None
 
 
-def _changed_error(path: Path, how: str = "its SHA-256 is another") -> RunError:
-    return RunError(
-        f"{path} is not what it was when the run ended: {how}; put it back, or run it again with command.txt"
-    )
-
-
-@cache  # once is enough, however many runs of a comparison there are
-def _say(text: str) -> None:
-    log.warning(text)
-
-
-def _unchecked(folder: Path) -> None:
-    _say(f"runs below {folder.resolve().parent} were finished before checksums were kept: their bytes are not checked")
+def _changed_error(path: Path, how: str = "its SHA-256 is different") -> RunError:
+    return RunError(f"{path} changed since the run ended: {how}; restore it, or repeat the run with command.txt")
 
 
 def _sha256(data: bytes) -> str:

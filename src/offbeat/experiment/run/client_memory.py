@@ -1,8 +1,8 @@
-"""How much memory a server may take for what it keeps of its clients, written SIZE or SIZE:half.
+"""Limit the RAM for state that a server keeps per client, written SIZE or SIZE:half.
 
-What does not fit lies in files of the run. Where it lies never changes a result, so, like the worker, this is an option
-of a run and no part of an experiment. `half` does: what is kept is rounded to 16 bits (bfloat16). It is settled when a
-run is begun.
+State beyond the limit is stored in files of the run. This never changes a result, so, like the worker, the limit is an
+option of a run and not part of an experiment. `half` rounds the state to 16 bits (bfloat16), which does change results;
+it is fixed when the run is created.
 """
 
 from __future__ import annotations
@@ -22,47 +22,50 @@ from offbeat.experiment.run import checksums
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
          "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}  # fmt: skip
 SIZE_PATTERN = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([a-z]+)", re.ASCII | re.IGNORECASE)
-FACT = "client_memory"  # its name among the facts of a run
+FACT = "client_memory"  # name of the fact in the trace and of the key in environment.json
 
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    max_bytes: int  # bytes
+    """A limit in bytes, and whether vectors are stored in 16 bits."""
+
+    max_bytes: int
     half: bool = False
 
     def __str__(self) -> str:
         unit = next(unit for unit in ("TB", "GB", "MB", "kB", "B") if self.max_bytes % UNITS[unit] == 0)
         return f"{self.max_bytes // UNITS[unit]}{unit}{':half' if self.half else ''}"
 
-    def make(self, folder: Path | None = None, device: torch.device | str = "cpu") -> ClientMemory:
+    def open(self, folder: Path | None = None, device: torch.device | str = "cpu") -> ClientMemory:
+        """Create the client memory; without a folder, its files are temporary."""
         return ClientMemory(self.max_bytes, half_precision=self.half, folder=folder, device=device)
 
 
 def parse_memory_limit(text: str) -> MemoryLimit:
-    """'8GB', '500MB', '8GB:half'."""
+    """Parse a limit such as 8GB, 500MB or 8GB:half."""
     size, colon, how = text.strip().partition(":")
     if colon and how != "half":
-        raise ConfigError(f"client memory {text!r}: after the size comes nothing, or half; write {size}:half")
+        raise ConfigError(f"client memory {text!r}: only :half may follow the size; write {size}:half")
     written = SIZE_PATTERN.fullmatch(size)
     units = {name.lower(): bytes_ for name, bytes_ in UNITS.items()}
     if written is None or written[2].lower() not in units:
         raise ConfigError(
-            f"client memory {text!r}: write a size with its unit, such as 8GB or 500MB, and :half behind it to keep "
-            "what clients have in 16 bits"
+            f"client memory {text!r}: write a size with its unit, such as 8GB or 500MB; append :half to store 16 "
+            "bits per number"
         )
     most = int(float(written[1]) * units[written[2].lower()])
     if most < 1:
-        raise ConfigError(f"client memory {text!r}: must be more than nothing")
+        raise ConfigError(f"client memory {text!r}: must be more than 0")
     return MemoryLimit(most, bool(colon))
 
 
-def memory_facts(choice: MemoryLimit | None) -> dict[str, object]:
-    """What a reader of the results has to know."""
-    return {} if choice is None else {FACT: choice}
+def memory_facts(limit: MemoryLimit | None) -> dict[str, object]:
+    """Return the fact that a trace stores about the limit."""
+    return {} if limit is None else {FACT: limit}
 
 
 def recorded_limit(folder: Path) -> MemoryLimit | None:
-    """What a run folder says of how it was begun; None: all that is kept of clients stays in memory."""
+    """Return the limit that the run was created with; None means no limit."""
     try:
         stored = checksums.read_checksummed(folder / "environment.json").get(FACT)
     except (FileNotFoundError, RunError):
@@ -71,29 +74,30 @@ def recorded_limit(folder: Path) -> MemoryLimit | None:
 
 
 def open_memory(folder: Path, limit: MemoryLimit | None, device: torch.device | str = "cpu") -> ClientMemory | None:
-    """The memory of a run in this folder, whose models lie on that device."""
-    beside = folder / "checkpoint"
-    if not Checkpoints(beside).exist():
-        slot_files.remove_slot_files(beside)  # of an attempt that nothing can be gone on from
-    if limit is None:  # a checkpoint may refer to files nevertheless
-        return ClientMemory(folder=beside, device=device) if slot_files.has_slot_files(beside) else None
-    return limit.make(beside, device)
+    """Open the client memory of a run; None if there is neither a limit nor a file of an earlier execution."""
+    checkpoint = folder / "checkpoint"
+    if not Checkpoints(checkpoint).exist():
+        slot_files.remove_slot_files(checkpoint)  # left by an execution that wrote no checkpoint
+    if limit is None:  # a checkpoint may still refer to files
+        return ClientMemory(folder=checkpoint, device=device) if slot_files.has_slot_files(checkpoint) else None
+    return limit.open(checkpoint, device)
 
 
 def remove_memory_files(folder: Path) -> None:
-    """The run is complete, and not resumed any more."""
+    """Remove the files of client memory of a complete run."""
     slot_files.remove_slot_files(folder / "checkpoint")
 
 
-def resume_limit(folder: Path, given: str | None) -> MemoryLimit | None:
-    """What a run goes on with: what it was begun with, or another size; not in another precision."""
+def resume_limit(folder: Path, text: str | None) -> MemoryLimit | None:
+    """Return the limit for resuming: a new one or that of the run; the precision must not change."""
     before = recorded_limit(folder)
-    if given is None:
+    if text is None:
         return before
-    chosen = parse_memory_limit(given)
-    if chosen.half != (before is not None and before.half):
-        how = "half" if before is not None and before.half else "full"
+    limit = parse_memory_limit(text)
+    half = before is not None and before.half
+    if limit.half != half:
         raise ConfigError(
-            f"client memory {given!r}: the run was begun with {how} precision of what clients have, and goes on with it"
+            f"client memory {text!r}: the run stores client state in {'16 bits' if half else 'full precision'}; that "
+            "cannot change on resume"
         )
-    return chosen
+    return limit

@@ -1,11 +1,9 @@
-"""What a run was made for: its experiment, and checksums of its data, of its recorded traces and of code of one's own,
-written when its folder is made.
+"""The identity of a run: experiment, checksums of data, recordings and user code, and the machine it started on.
 
-A file that is swapped between a stop and a resume, or between two runs of a comparison, would make a result of two
-worlds, and nobody would notice. Files, labels, bytes and who holds which example are the same on every machine, so they
-are summed to the bit. Inputs that were computed (standardised sensor readings) may differ elsewhere in their last bits:
-of those two norms are compared, with a tolerance. The experiment is kept beside its file, so that an edit between a
-stop and a resume is noticed and named.
+`world.json` stores it when the run folder is created. A run whose inputs were replaced between a stop and a resume, or
+between two runs of a comparison, is rejected. Files, labels, whole numbers and the partition are the same on every
+machine, so they are hashed exactly. Computed inputs, such as standardized sensor readings, may differ in their last
+bits, so two norms of each are compared with a tolerance.
 """
 
 from __future__ import annotations
@@ -15,12 +13,11 @@ import hashlib
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from itertools import zip_longest
 from math import inf, isclose
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,34 +32,38 @@ from offbeat.experiment.spec.serialization import FileContext, experiment_from_v
 from offbeat.scenario.data import load
 
 NORM_TOLERANCE = 1e-5
-MAX_HASHED_CLIENTS = 2000  # clients whose examples are looked at, where these are computed when asked for
+MAX_HASHED_CLIENTS = 2000  # clients whose examples are hashed if the partition is computed on demand
+RECORDED_PACKAGES = ("offbeat", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
 
 
 @dataclass(frozen=True)
 class Identity:
-    data: str  # SHA-256 over shapes, whole numbers, and who holds what
-    norms: list[float]  # two of each tensor of floats
-    traces: dict[str, str]  # path -> SHA-256 of the file
-    code: dict[str, str] = field(default_factory=dict)  # the same of one's own; known when the folder is made
+    """Checksums of the inputs of a run."""
+
+    data: str  # SHA-256 of shapes, whole numbers and the partition
+    norms: list[float]  # two norms of each floating-point tensor
+    traces: dict[str, str]  # path of a recording -> SHA-256 of the file
+    code: dict[str, str] = field(default_factory=dict)  # path of user code -> SHA-256; set when the folder is created
 
     def dump(self, experiment: Experiment) -> bytes:
+        """Serialize the identity together with the experiment, which reveals later edits of its file."""
         return checksums.dump_checksummed({**asdict(self), "experiment": to_values(experiment)})
 
     def differences(self, other: Identity) -> list[str]:
-        """In words, what is not the same."""
-        found = [f"the recording {path}" for path in self.traces if self.traces[path] != other.traces.get(path)]
+        """List the inputs that differ."""
+        recordings = [f"the recording {path}" for path in self.traces if self.traces[path] != other.traces.get(path)]
         norms = zip_longest(self.norms, other.norms, fillvalue=inf)
         same = self.data == other.data and all(isclose(a, b, rel_tol=NORM_TOLERANCE) for a, b in norms)
-        return found if same else ["the data, or who holds what of it,", *found]
+        return recordings if same else ["the data, or its partition,", *recordings]
 
 
 def compute_identity(experiment: Experiment) -> Identity:
+    """Load the data of an experiment and compute its checksums."""
     data = load(experiment.data)
     tensors = [t for t in (data.x_train, data.y_train, data.x_test, data.y_test, data.test_groups) if t is not None]
     sha, norms = hashlib.sha256(), []
     rows = data_assignment.training_rows(experiment, data)
-    # a function of the labels, the experiment and the seed: some show that it is still the same one
-    if isinstance(rows, ComputedRows):
+    if isinstance(rows, ComputedRows):  # a function of labels, experiment and seed, so a sample is sufficient
         tensors.append(torch.from_numpy(np.fromiter(rows.counts.values(), dtype=np.int64, count=len(rows))))
         rows = [rows[client] for client in evenly_spaced(len(rows), MAX_HASHED_CLIENTS)]
     for tensor in (*tensors, *rows):
@@ -77,68 +78,72 @@ def compute_identity(experiment: Experiment) -> Identity:
 
 @dataclass(frozen=True)
 class StoredIdentity:
+    """The content of `world.json`."""
+
     identity: Identity
-    experiment: Experiment | None  # None for a run of before it was kept
+    experiment: Experiment
 
 
-def read_identity(path: Path) -> StoredIdentity | None:
-    """None for a run of before these were kept."""
+def read_identity(path: Path) -> StoredIdentity:
+    """Read `world.json`; user code that the experiment names is not executed."""
     try:
-        kept = checksums.read_checksummed(path)
-        if kept.keys() - {f.name for f in fields(Identity)} not in (set(), {"experiment"}):
-            raise ValueError(f"it holds {', '.join(kept)}")
-        norms = [float(norm) for norm in kept["norms"]]
-        world = Identity(str(kept["data"]), norms, dict(kept["traces"]), dict(kept.get("code", {})))
-        looked = FileContext(path.parent, runs_code=False)
-        return StoredIdentity(
-            world, experiment_from_values(kept["experiment"], looked) if "experiment" in kept else None
-        )
+        stored = checksums.read_checksummed(path)
+        if stored.keys() != {"data", "norms", "traces", "code", "experiment"}:
+            raise ValueError(f"it holds {', '.join(stored)}")
+        norms = [float(norm) for norm in stored["norms"]]
+        identity = Identity(str(stored["data"]), norms, dict(stored["traces"]), dict(stored["code"]))
+        context = FileContext(path.parent, runs_code=False)
+        return StoredIdentity(identity, experiment_from_values(stored["experiment"], context))
     except FileNotFoundError:
-        return None
+        raise RunError(f"{path} is missing, so the run cannot be verified; restore it") from None
     except (ValueError, TypeError, KeyError) as error:
-        raise RunError(
-            f"{path} is damaged ({type(error).__name__}: {error}): without it, the run goes on unchecked"
-        ) from None
+        raise RunError(f"{path} is damaged: {type(error).__name__}: {error}") from None
 
 
 def check_experiment_file(path: Path, before: Experiment, now: Experiment) -> None:
-    """Refuse an experiment file that was edited."""
+    """Reject an experiment file that was edited after the run was created."""
     if before != now:
-        found = list(setting_changes("", to_values(before), to_values(now)))
-        listed = ", ".join(found[:3]) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-        raise RunError(f"{path} changed since the run was made: {listed}; put it back, or make a new run")
+        changes = list(setting_changes("", to_values(before), to_values(now)))
+        raise RunError(
+            f"{path} changed since the run was made: {list_changes(changes)}; restore it, or create a new run"
+        )
 
 
-def check_code(folder: Path, before: StoredIdentity | None) -> None:
-    """Refuse code of one's own that was edited, before any of it is run."""
-    for path in user_code.changed_files({} if before is None else before.identity.code, folder):
+def check_code(folder: Path, before: StoredIdentity) -> None:
+    """Reject user code that was edited after the run was created, before any of it is executed."""
+    for path in user_code.changed_files(before.identity.code, folder):
         copy = user_code.relative_path((folder / user_code.copy_path(path)).resolve())
         raise RunError(
-            f"{folder}: {user_code.relative_path(path)} changed since the run was made: put back what was there ({copy}), or make a "
-            "new run"
+            f"{folder}: {user_code.relative_path(path)} changed since the run was made: restore it (from {copy}), or "
+            "create a new run"
         )
 
 
-def setting_changes(where: str, before: Any, now: Any) -> Iterator[str]:
-    """Setting by setting; another choice is named as a whole."""
-    if isinstance(before, dict) and isinstance(now, dict) and (not where or before.get("name") == now.get("name")):
-        for key in {**before, **now}:
-            yield from setting_changes(f"{where}.{key}" if where else key, before.get(key), now.get(key))
-    elif before != now:
-        yield f"{where} was {_short(before)}, is {_short(now)} now"
-
-
-def _short(value: Any) -> str:
-    return str(value.get("name", value) if isinstance(value, dict) else value)[:60]
-
-
-def check_identity(folder: Path, before: StoredIdentity | None, now: Identity) -> None:
-    """Refuse to run in another world than the run was made for."""
-    if before is not None and (changed := before.identity.differences(now)):
+def check_identity(folder: Path, before: StoredIdentity, now: Identity) -> None:
+    """Reject a run whose data or recordings changed since it was created."""
+    if changed := before.identity.differences(now):
         raise RunError(
-            f"{folder}: {' and '.join(changed)} changed since the run was made: put back what was there, or make a "
+            f"{folder}: {' and '.join(changed)} changed since the run was made: restore what was there, or create a "
             "new run"
         )
+
+
+def setting_changes(path: str, before: object, now: object) -> Iterator[str]:
+    """Yield a phrase for each setting that differs; if the name of a choice differs, its settings are skipped."""
+    if isinstance(before, dict) and isinstance(now, dict) and (not path or before.get("name") == now.get("name")):
+        for key in {**before, **now}:
+            yield from setting_changes(f"{path}.{key}" if path else key, before.get(key), now.get(key))
+    elif before != now:
+        yield f"{path} was {_shorten(before)}, is {_shorten(now)} now"
+
+
+def list_changes(changes: list[str]) -> str:
+    """Join the first three changes and count the others."""
+    return ", ".join(changes[:3]) + (f" and {len(changes) - 3} more" if len(changes) > 3 else "")
+
+
+def _shorten(value: object) -> str:
+    return str(value.get("name", value) if isinstance(value, dict) else value)[:60]
 
 
 def _file_digest(path: str) -> str:
@@ -149,21 +154,20 @@ def _file_digest(path: str) -> str:
         raise DataError(f"cannot read the recording {path}: {getattr(error, 'strerror', None) or error}") from None
 
 
-RECORDED_PACKAGES = ("offbeat", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
+def describe_machine(device: str = "cpu") -> checksums.JsonObject:
+    """Describe versions and hardware.
 
-
-def describe_machine(device: str = "cpu") -> dict[str, Any]:
-    """`device`: what trains. A GPU is asked for its name only where it is used: asking takes hold of it."""
+    The name of a GPU is queried only if the run uses it, because the query initializes the GPU.
+    """
     versions = {}
     for name in RECORDED_PACKAGES:
         with contextlib.suppress(metadata.PackageNotFoundError):
             versions[name] = metadata.version(name)
-    cpu = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
     gpu = {"gpu": torch.cuda.get_device_name()} if device != "cpu" and torch.cuda.is_available() else {}
     return {
         "python": platform.python_version(),
         "platform": platform.platform(),
-        "cpu": cpu,
+        "cpu": f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}",
         "cores": os.cpu_count(),
         **gpu,
         "packages": versions,
@@ -171,26 +175,27 @@ def describe_machine(device: str = "cpu") -> dict[str, Any]:
 
 
 def machine_difference(path: Path) -> str | None:
-    """In words, how this is not what a run began on; None if it is, or where that is not known."""
+    """Describe how this machine differs from the one in `environment.json`; None if it does not, or is unknown."""
     try:
-        before, now = (
-            _bit_relevant_versions(checksums.read_checksummed(path)),
-            _bit_relevant_versions(describe_machine()),
-        )
+        before = _bit_relevant_versions(checksums.read_checksummed(path))
     except FileNotFoundError:
         return None
     except RunError as error:
-        return f"{error}: whether it began on this machine cannot be stored, and bits may differ"
+        return (
+            f"{error}: it is unknown whether the run started on this machine, so results may differ in their last bits"
+        )
+    now = _bit_relevant_versions(describe_machine())
     changed = [name for name in before if name in now and before[name] != now[name]]
     if not changed:
         return None
-    stored = ", ".join(f"{name} {before[name]}" for name in changed)
-    return f"it began with {stored}; here it is {', '.join(str(now[name]) for name in changed)}: bits may differ"
+    earlier = ", ".join(f"{name} {before[name]}" for name in changed)
+    current = ", ".join(f"{name} {now[name]}" for name in changed)
+    return f"the run started with {earlier}; this machine has {current}: results may differ in their last bits"
 
 
-def _bit_relevant_versions(stored: dict[str, Any]) -> dict[str, str]:
-    """What decides about the last bits."""
-    packages = stored.get("packages")
-    found = {"torch": packages.get("torch"), "numpy": packages.get("numpy")} if isinstance(packages, dict) else {}
-    found |= {name: stored.get(name) for name in ("platform", "cpu")}
-    return {name: str(value) for name, value in found.items() if value is not None}
+def _bit_relevant_versions(environment: checksums.JsonObject) -> dict[str, str]:
+    """Select the entries that decide the last bits of results."""
+    packages = environment.get("packages")
+    versions = {name: packages.get(name) for name in ("torch", "numpy")} if isinstance(packages, dict) else {}
+    versions |= {name: environment.get(name) for name in ("platform", "cpu")}
+    return {name: str(value) for name, value in versions.items() if value is not None}

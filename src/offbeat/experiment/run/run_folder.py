@@ -1,13 +1,14 @@
-"""The folder of a run: one execution of an experiment, made, read and checked.
+"""The folder of a run: one execution of an experiment.
 
 experiment.yaml     the resolved experiment        run.sqlite          trace and metrics
 environment.json    versions, machine, worker      checkpoint/         to resume from
 command.txt         the command that repeats it    model.safetensors   the final model, a plain state_dict
-world.json          the experiment once more,      finished.json       checksums of all this, once it is done
-                    checksums of data and traces   lock                held by the process that runs it
-code/               copies of one's own code
+world.json          experiment and checksums of    finished.json       checksums of all this, written at the end
+                    data and recordings            lock                held by the process that executes the run
+code/               copies of user code
 
-Where a script gave the model and the data, `given` says what stands in place of experiment.yaml and world.json.
+If a script gave the model and the data, other files take the place of experiment.yaml and world.json; see
+`experiment.scripted.scripted_run`.
 """
 
 from __future__ import annotations
@@ -29,8 +30,6 @@ from offbeat.engine.trace_file import TraceDigest
 from offbeat.experiment import build, data_assignment, model_card
 from offbeat.experiment.data_assignment import ClassCounts
 from offbeat.experiment.run import checksums, client_memory, identity, run_lock
-from offbeat.experiment.run import checksums as final_checksums
-from offbeat.experiment.run import identity as machine
 from offbeat.experiment.scripted import scripted_run
 from offbeat.experiment.scripted.scripted_run import ScriptedRun
 from offbeat.experiment.spec import experiment_files, user_code
@@ -43,12 +42,12 @@ from offbeat.training.torch_state import exclusive_generators
 from offbeat.workers import registry
 
 COMPARISON = run_lock.COMPARISON
-DATA_ROOT_KEY = "data"  # of environment.json: the data root that was named when the run was made
+DATA_ROOT_KEY = "data"  # key in environment.json of the data root that was given when the run was created
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder; and, within a script, what that gave: its own model and data can be had from nowhere else."""
+    """A run folder and, within a script, the model and the data that only the script has."""
 
     folder: Path
     script: ScriptedRun | None = field(default=None, repr=False, compare=False)
@@ -71,15 +70,16 @@ class Run:
 
     @property
     def complete(self) -> bool:
+        """Tell whether the run is finished; the final model is written last."""
         return self.model_file.is_file()
 
     @property
     def scripted(self) -> bool:
-        """Is it of a script, which alone can make what is run?"""
+        """Tell whether a script defined the run, so that only the script can build it."""
         return scripted_run.is_scripted(self.folder)
 
     def experiment(self) -> Experiment:
-        """As the run was made for; an edited file is refused. Code of one's own is not run: see `runnable`."""
+        """Read the experiment without executing user code; an edited file is rejected."""
         run_lock.refuse_links(self.folder)
         if (self.folder / COMPARISON).is_file():
             raise ConfigError(
@@ -93,17 +93,16 @@ class Run:
         if not self.experiment_file.is_file():
             if run_lock.creation_interrupted(self.folder):
                 raise ConfigError(
-                    f"{self.folder} was stopped while it was made: start the run again, with --out {self.folder}"
+                    f"{self.folder} is incomplete, because its creation was interrupted: start again with --out {self.folder}"
                 )
             raise ConfigError(f"{self.folder} is not a run folder: it has no experiment.yaml")
         experiment = experiment_files.read_experiment(self.experiment_file, runs_code=False)
-        kept = identity.read_identity(self.world_file)
-        if kept is not None and kept.experiment is not None:
-            identity.check_experiment_file(self.experiment_file, kept.experiment, experiment)
+        stored = identity.read_identity(self.world_file)
+        identity.check_experiment_file(self.experiment_file, stored.experiment, experiment)
         return experiment
 
     def runnable_experiment(self) -> Experiment:
-        """The experiment with the code of one's own that it names, which must be what the run was made with."""
+        """Read the experiment and load the user code that it names, which must be unchanged."""
         experiment = self.experiment()
         if self.scripted:
             return experiment
@@ -111,95 +110,93 @@ class Run:
         return experiment_files.read_experiment(self.experiment_file)
 
     def check_results(self) -> None:
-        """Refuse a finished run that is not what came out."""
+        """Reject a finished run with files that changed since it ended."""
         if self.complete:
-            kept = identity.read_identity(self.world_file)
-            final_checksums.check_final_checksums(
-                self.folder, kept=self.scripted or (kept is not None and kept.experiment is not None)
-            )
+            checksums.check_final_checksums(self.folder)
 
     def check_unchanged(self) -> None:
-        """Refuse to go on in another world than the run was made for."""
+        """Reject a run with inputs that changed since it was created."""
         if self.script is not None:
             self.script.check_same_call(self.folder)
         elif self.scripted:
-            made_by = (self.folder / "command.txt").read_text(encoding="utf-8").strip()
-            raise ConfigError(f"{self.folder} is of a script, which has its model and data: go on with '{made_by}'")
+            command = (self.folder / "command.txt").read_text(encoding="utf-8").strip()
+            raise ConfigError(f"{self.folder} was created by a script, which has its model and data: run '{command}'")
         else:
-            identity.check_identity(
-                self.folder, identity.read_identity(self.world_file), self.current_identity(self.runnable_experiment())
-            )
+            self._check_identity(self.runnable_experiment())
+
+    def _check_identity(self, experiment: Experiment) -> None:
+        identity.check_identity(self.folder, identity.read_identity(self.world_file), self.current_identity(experiment))
 
     def setup(self, device: str = "cpu") -> build.Setup:
+        """Build everything that the run needs, with tensors on that device."""
         return build.setup(self.runnable_experiment(), device) if self.script is None else self.script.setup(device)
 
     def class_counts(self, runs_code: bool = False) -> ClassCounts:
-        """Who trains on what; DataError where only code of one's own could tell, and that is not to be run."""
+        """Count the training examples of each client by class; raise DataError if that requires forbidden user code."""
         if self.script is not None:
             return self.script.class_counts()
         return data_assignment.count_classes(self.runnable_experiment() if runs_code else self.experiment())
 
     def summary(self) -> trace_summary.Summary:
+        """Summarize the results so far."""
         experiment = self.experiment()
         if not self.trace_file.is_file():
-            raise RunError(f"{self.folder} has not begun: start it with 'offbeat run --resume {self.folder}'")
+            raise RunError(f"{self.folder} has not started: start it with 'offbeat run --resume {self.folder}'")
         self.check_results()
         with trace_summary.open_trace(self.trace_file) as db:
-            made = trace_summary.summarize(db, experiment.population, experiment.until.target or experiment.target)
-        return replace(made, names=self.client_names())
+            target = experiment.until.target or experiment.target
+            summary = trace_summary.summarize(db, experiment.population, target)
+        return replace(summary, names=self.client_names())
 
     def machine_difference(self) -> str | None:
-        """In words, how this machine is not the one it began on; bits may differ then."""
-        begun = self.trace_file.is_file() and not self.complete
-        return machine.machine_difference(self.folder / "environment.json") if begun else None
+        """Describe how this machine differs from the one where the unfinished run started, or return None."""
+        unfinished = self.trace_file.is_file() and not self.complete
+        return identity.machine_difference(self.folder / "environment.json") if unfinished else None
 
     def worker(self) -> registry.WorkerChoice:
-        """The one it was begun with; inline where that cannot be told any more."""
+        """Return the worker that the run was created with; inline if that is unreadable."""
         return registry.recorded_choice(self._environment_value("worker"))
 
     def data_root(self) -> Path | None:
-        """The one that was named when it was made."""
-        stored = self._environment_value(DATA_ROOT_KEY)
-        return None if stored is None else Path(stored)
+        """Return the data root that was given when the run was created."""
+        root = self._environment_value(DATA_ROOT_KEY)
+        return None if root is None else Path(root)
 
     def _environment_value(self, key: str) -> str | None:
         try:
-            stored = checksums.read_checksummed(self.folder / "environment.json").get(key)
+            value = checksums.read_checksummed(self.folder / "environment.json").get(key)
         except (FileNotFoundError, RunError):
             return None
-        return stored if isinstance(stored, str) else None
+        return value if isinstance(value, str) else None
 
     def current_identity(self, experiment: Experiment) -> identity.Identity:
-        """As it is now; DataError if there is no data for it any more."""
+        """Compute the identity from the current data; raise DataError if there is none."""
         try:
             return identity.compute_identity(experiment)
         except DataError as error:
             root = self.data_root()
             if root is None or root.is_dir():
                 raise
-            moved = f"the run's data lay in {root}, which is gone: say where it is now, with --data DIR"
-            raise DataError(f"{error}; {moved}") from None
+            raise DataError(f"{error}; the run's data was in {root}, which is gone: give --data DIR") from None
 
     def client_names(self) -> dict[int, str]:
-        """Client -> what it is called, of those that are called something."""
+        """Return the names of clients that have one."""
         with trace_summary.open_trace(self.trace_file) as db:
             return {**client_names.read_names(db), **client_names.read_site_names(self.folder)}
 
     def curve(self, metric: str) -> curves.Curve:
-        """A metric on the evaluation grid."""
+        """Return a metric at each evaluation."""
         with trace_summary.open_trace(self.trace_file) as db:
             return trace_summary.read_curve(db, metric)
 
     def digest(self) -> str:
-        """A hash of the whole trace and the final model: equal digests mean equal runs."""
+        """Hash the whole trace and the final model: equal digests mean equal runs."""
         model = hashlib.sha256(self.model_file.read_bytes()).hexdigest() if self.complete else "unfinished"
         with trace_summary.open_trace(self.trace_file) as db:
             return hashlib.sha256(f"{TraceDigest.from_database(db).hexdigest()} {model}".encode()).hexdigest()
 
     def export_model(self) -> bytes:
-        """The model as a plain state_dict in safetensors: the final one, or of the last checkpoint; its header says
-        what it is.
-        """
+        """Return the final model, or that of the last checkpoint, as safetensors with metadata in the header."""
         self.experiment()
         if self.complete:
             self.check_results()
@@ -207,18 +204,18 @@ class Run:
         checkpoints = Checkpoints(self.folder / "checkpoint")
         if not checkpoints.exist():
             raise RunError(f"{self.folder} has neither a final model nor a checkpoint yet")
-        module, told = self._module(), model_card.export_metadata(self)
-        plain = checkpoints.load(lambda tree, get: save(build.state_dict(module, unpack(tree["model"], get))))
-        return model_card.with_metadata(plain, told)
+        module, metadata = self._module(), model_card.export_metadata(self)
+        model = checkpoints.load(lambda tree, get: save(build.state_dict(module, unpack(tree["model"], get))))
+        return model_card.with_metadata(model, metadata)
 
     def _module(self) -> nn.Module:
-        """Of the world the run was made for. Whoever exports runs nobody's code."""
+        """Build the module of the run without executing user code."""
         if self.script is not None or self.scripted:
             self.check_unchanged()
-            assert self.script is not None  # or that was refused
+            assert self.script is not None  # otherwise check_unchanged raised
             return self.script.module
         experiment = self.experiment()
-        identity.check_identity(self.folder, identity.read_identity(self.world_file), self.current_identity(experiment))
+        self._check_identity(experiment)
         data = load(experiment.data)
         with exclusive_generators():
             return experiment.model.build(data.input_shape, data.outputs, experiment.seed)
@@ -233,11 +230,13 @@ def create_run(
     memory: str | None = None,
     script: ScriptedRun | None = None,
 ) -> Run:
-    """Make a run folder. Nothing that is there already is touched. `world` where it is known already: the data is
-    large. `worker`: who is to compute it, unless whoever executes it says otherwise; `memory`: for what is kept of
-    clients. `script`: what one gave, in place of what a file can hold.
+    """Create a run folder; existing files are never overwritten.
+
+    world: The identity, if the caller has computed it already.
+    worker, memory: Defaults for executions that do not choose a worker or a limit of client memory.
+    script: The model and the data of a script, in place of an experiment file.
     """
-    run, chosen = Run(folder, script), registry.parse_worker(worker)
+    run, choice = Run(folder, script), registry.parse_worker(worker)
     limit = {} if memory is None else {client_memory.FACT: str(client_memory.parse_memory_limit(memory))}
     run_lock.refuse_occupied(folder)
     code = user_code.read_sources(user_files(experiment)) if script is None else {}
@@ -247,41 +246,39 @@ def create_run(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with run_lock.exclusive_lock(folder) as lock:
-            run_lock.refuse_occupied(folder)  # somebody may have been quicker
+            run_lock.refuse_occupied(folder)  # again under the lock
             run_lock.remove_temporary_files(folder)
             try:
                 os.write(lock, run_lock.CREATION_MARK)
-                os.fsync(lock)  # before anything else is: after a power failure it tells whose the rest is
-                made_with = machine.describe_machine(registry.device_of(chosen))
-                stored = {**made_with, "worker": str(chosen), **limit, **_data_root_entry()}
-                write_atomically(folder / "environment.json", checksums.dump_checksummed(stored))
+                os.fsync(lock)  # first: after a power failure the mark tells that the rest is ours
+                machine = identity.describe_machine(registry.device_of(choice))
+                environment = {**machine, "worker": str(choice), **limit, **_data_root_entry()}
+                write_atomically(folder / "environment.json", checksums.dump_checksummed(environment))
                 write_atomically(folder / "command.txt", _command_text(run, command).encode())
                 if script is not None:
                     script.write(folder)
                 elif world is not None:
                     _copy_code(folder, code)
                     write_atomically(run.world_file, world.dump(experiment))
-                    experiment_files.write_experiment(
-                        run.experiment_file, experiment
-                    )  # last: with it the folder is a run
+                    experiment_files.write_experiment(run.experiment_file, experiment)  # marks the folder as a run
                 os.truncate(lock, 0)
             except (OSError, OffbeatError):
                 run_lock.remove_partial_folder(folder, new)
                 raise
     except (OSError, OffbeatError) as error:
         reason = error.strerror or error if isinstance(error, OSError) else error
-        raise RunError(f"cannot make the run folder {folder}: {reason}") from None
+        raise RunError(f"cannot create the run folder {folder}: {reason}") from None
     return run
 
 
 def _data_root_entry() -> dict[str, str]:
-    """Where data sets lie, if somebody said so: a run is gone on with there."""
+    """Return the data root for environment.json if one was given; resumed runs use it."""
     root = named_root()
     return {} if root is None else {DATA_ROOT_KEY: str(root)}
 
 
 def _copy_code(folder: Path, code: Mapping[Path, bytes]) -> None:
-    """Copies of one's own code: a run can be read, exported and resumed where the files are gone."""
+    """Copy user code, so that the run can be read, exported and resumed after the files are gone."""
     for path, source in code.items():
         copy = folder / user_code.copy_path(path)
         copy.parent.mkdir(parents=True, exist_ok=True)
@@ -289,9 +286,9 @@ def _copy_code(folder: Path, code: Mapping[Path, bytes]) -> None:
 
 
 def _command_text(run: Run, command: str | None) -> str:
-    """What a preset or a file said may change with time; the resolved experiment does not."""
+    """Return the command that repeats the run from its resolved experiment, which presets and files do not change."""
     if run.script is not None:
         return f"{command or 'python'}\n"
-    where = [option for root in _data_root_entry().values() for option in ("--data", root)]
-    repeat = f"{shlex.join(['offbeat', 'run', str(run.experiment_file), *where])}\n"
-    return f"{repeat}# it was made by: {command}\n" if command else repeat
+    data_options = [option for root in _data_root_entry().values() for option in ("--data", root)]
+    repeat = f"{shlex.join(['offbeat', 'run', str(run.experiment_file), *data_options])}\n"
+    return f"{repeat}# created by: {command}\n" if command else repeat

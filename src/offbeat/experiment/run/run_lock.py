@@ -1,4 +1,4 @@
-"""A run folder's guard: whose it is, who may write to it now, and that nothing in it leads out of it."""
+"""Protection of run folders: creation without overwriting, one process at a time, and no symbolic links."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from offbeat.core.errors import ConfigError, RunError
 from offbeat.experiment.run import checksums
 from offbeat.experiment.spec import user_code
 
-COMPARISON = "compare.json"  # what makes a folder one of several runs, not a run
-SCRIPTED = "simulation.json"  # in place of experiment.yaml, of a run whose model and data a script has
-# before these
+COMPARISON = "compare.json"  # marks the folder of a comparison
+SCRIPTED = "simulation.json"  # in place of experiment.yaml if a script defined the run
+# written before experiment.yaml or simulation.json when a run is created
 CREATION_ENTRIES = (
     "environment.json",
     "command.txt",
@@ -26,7 +26,7 @@ CREATION_ENTRIES = (
     "start.safetensors",
     "data.safetensors",
 )
-LIVE_ENTRIES = ("sites.json", "record", "run-id")  # of a run that was served
+LIVE_ENTRIES = ("sites.json", "record", "run-id")  # of a live run
 RUN_ENTRIES = (
     "experiment.yaml",
     SCRIPTED,
@@ -38,37 +38,37 @@ RUN_ENTRIES = (
     *LIVE_ENTRIES,
     *CREATION_ENTRIES,
 )
-CREATION_MARK = b"this folder is being made\n"  # in the lock until it is
-LOCK_ATTEMPTS = 5  # times that a lock is tried again
-_open_locks: set[int] = set()  # that this process holds
-TEMPORARY_NAME = re.compile(r"(.+?)(\.[0-9a-f]{8})?\.tmp")  # of a file that was being written
+CREATION_MARK = b"this folder is being made\n"  # content of the lock while the folder is created
+LOCK_ATTEMPTS = 5  # retries to take a lock
+_open_locks: set[int] = set()  # file descriptors of locks of this process
+TEMPORARY_NAME = re.compile(r"(.+?)(\.[0-9a-f]{8})?\.tmp")  # name of a file that was being written
 
 
 def refuse_occupied(folder: Path) -> None:
-    """Nothing that is there already is touched, but what a process left that was killed while it made the folder."""
+    """Reject a folder that holds a run or a comparison, unless its creation was interrupted."""
     refuse_links(folder)
     lock = folder / "lock"
     if lock.exists() and not creation_interrupted(folder) and (not lock.is_file() or lock.stat().st_size):
-        raise ConfigError(f"{folder} already holds a lock that is not offbeat's: choose another --out")
-    held = next((name for name in RUN_ENTRIES if (folder / name).exists()), None)
-    if held == "experiment.yaml":
+        raise ConfigError(f"{folder} has a file named lock that is not from offbeat: choose another --out")
+    entry = next((name for name in RUN_ENTRIES if (folder / name).exists()), None)
+    if entry == "experiment.yaml":
         raise ConfigError(
             f"{folder} already holds a run: resume it with 'offbeat run --resume {folder}', or choose another --out"
         )
-    if held == SCRIPTED:
+    if entry == SCRIPTED:
         raise ConfigError(f"{folder} already holds a simulation: choose another folder")
-    if held is not None and not (held in CREATION_ENTRIES and creation_interrupted(folder)):
-        raise ConfigError(f"{folder} already holds {held}: choose another --out")
+    if entry is not None and not (entry in CREATION_ENTRIES and creation_interrupted(folder)):
+        raise ConfigError(f"{folder} already holds {entry}: choose another --out")
 
 
 def creation_interrupted(folder: Path) -> bool:
     lock = folder / "lock"
     mark = lock.read_bytes() if lock.is_file() else b""
-    return mark != b"" and CREATION_MARK.startswith(mark)  # half of it, where the mark itself was being written
+    return mark != b"" and CREATION_MARK.startswith(mark)  # or a part of it
 
 
 def remove_partial_folder(folder: Path, new: bool) -> None:
-    """Leave nothing half made."""
+    """Remove what an interrupted creation wrote."""
     with contextlib.suppress(OSError):
         shutil.rmtree(folder / user_code.COPIES, ignore_errors=True)
         for name in (*CREATION_ENTRIES, "lock"):
@@ -78,16 +78,16 @@ def remove_partial_folder(folder: Path, new: bool) -> None:
 
 
 def refuse_links(folder: Path) -> None:
-    """Whoever gives us a folder must not make us write, or read as a run's, what lies elsewhere."""
+    """Reject symbolic links, which could make us read or write files outside of the run folder."""
     named = (*RUN_ENTRIES, "lock", "run.sqlite-wal", "run.sqlite-shm", "run.sqlite-journal")
     below = (*(folder / "checkpoint").glob("*"), *(folder / user_code.COPIES).rglob("*"))
     for path in (*(folder / name for name in named), *below):
         if path.is_symlink():
-            raise RunError(f"{path} is a link: a run folder holds its files itself; put the file in its place")
+            raise RunError(f"{path} is a symbolic link, which run folders must not contain: replace it by the file")
 
 
 def remove_temporary_files(folder: Path) -> None:
-    """Remove what a write that was killed has left."""
+    """Remove temporary files of interrupted writes."""
     for path in folder.glob("*.tmp"):
         name = TEMPORARY_NAME.fullmatch(path.name)
         if name and name[1] in RUN_ENTRIES:
@@ -98,8 +98,9 @@ def remove_temporary_files(folder: Path) -> None:
 
 @contextlib.contextmanager
 def exclusive_lock(folder: Path) -> Iterator[int]:
-    """Two processes on one run would tear it apart; the lock goes with the process, however it ends. No link is
-    followed.
+    """Hold the lock of a run folder, so that only one process executes the run.
+
+    The operating system releases the lock when the process ends. Symbolic links are not followed.
     """
     path = folder / "lock"
     try:
@@ -111,14 +112,14 @@ def exclusive_lock(folder: Path) -> Iterator[int]:
         _acquire(lock)
         yield lock
     except BlockingIOError:
-        raise RunError(f"{folder} is being run by another process") from None
+        raise RunError(f"{folder} is in use by another process") from None
     finally:
         _open_locks.discard(lock)
         os.close(lock)
 
 
 def _acquire(lock: int) -> None:
-    """Whoever looks whether it is held has it for a moment: that is no reason to give up."""
+    """Take the lock; retry briefly, because `is_locked` of another process holds it for a moment."""
     for _ in range(LOCK_ATTEMPTS):
         try:
             return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -128,13 +129,13 @@ def _acquire(lock: int) -> None:
 
 
 def is_locked(folder: Path) -> bool:
-    """Is a process computing it, or making it? Only looks: nothing is written, and whoever begins is not kept out."""
+    """Tell whether a process executes or creates the run, without writing or blocking anything."""
     try:
         lock = os.open(folder / "lock", os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared: those who look do not see each other
+        fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)  # shared, so that concurrent checks do not see each other
         return False
     except BlockingIOError:
         return True
@@ -143,7 +144,7 @@ def is_locked(folder: Path) -> bool:
 
 
 def _close_inherited_locks() -> None:
-    """A fork shares its parent's locks: it would hold them a moment longer than a parent that is killed."""
+    """Close locks inherited by a fork; otherwise they would outlive a killed parent."""
     while _open_locks:
         os.close(_open_locks.pop())
 

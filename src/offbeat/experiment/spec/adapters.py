@@ -23,7 +23,7 @@ from offbeat.core.errors import ConfigError, OffbeatError
 from offbeat.experiment.spec import user_code
 from offbeat.scenario.data.dataset import Dataset
 from offbeat.scenario.data.user_data import dataset_from_function
-from offbeat.scenario.models.model_base import Shape, seeded
+from offbeat.scenario.models.model_interface import Shape, seeded
 from offbeat.training.tasks import Task
 
 BASIC_TYPES = (bool, int, float, str)
