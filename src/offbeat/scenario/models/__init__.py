@@ -5,7 +5,7 @@ from __future__ import annotations
 from offbeat.scenario.models.convolutional import Cnn, LeNet5, Linear, Mlp, UNet3d, Vgg11
 from offbeat.scenario.models.distilbert import DistilBert
 from offbeat.scenario.models.inverted_residual import EfficientNet, MobileNetV2
-from offbeat.scenario.models.model_base import Model, Shape
+from offbeat.scenario.models.model_interface import Model, Shape
 from offbeat.scenario.models.residual import ResNet, ResNet1d
 from offbeat.scenario.models.sequence import Lstm, TextCnn
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.settings import BelowOne, DataFile, Positive
 from offbeat.scenario import Count, ScenarioSettings
-from offbeat.scenario.models.model_base import Shape, require_axes, seeded, weights_path
+from offbeat.scenario.models.model_interface import Shape, require_axes, seeded, weights_path
 
 ENCODER_FILES = ("config.json", "model.safetensors")
 ADAPTED_LAYERS = [

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from offbeat.core.errors import ConfigError
 from offbeat.core.settings import BelowOne, least
 from offbeat.scenario import Count, Counts, ScenarioSettings
-from offbeat.scenario.models.model_base import Shape, check_shapes, require_axes, seeded
+from offbeat.scenario.models.model_interface import Shape, check_shapes, require_axes, seeded
 
 
 @dataclass(frozen=True, kw_only=True)
