@@ -484,7 +484,7 @@ REPEATABLE = [
 
 
 @pytest.mark.parametrize("strategy", REPEATABLE, ids=lambda strategy: type(strategy).__name__)
-def test_laws_that_share_a_play_find_what_each_finds_alone(strategy: Strategy) -> None:
+def test_laws_that_share_a_run_report_the_same_as_alone(strategy: Strategy) -> None:
     together = check(strategy, scripts=4)
     alone = [finding for name, law in LAWS.items() for finding in check(strategy, scripts=4, laws={name: law})]
     assert [str(finding) for finding in together] == [str(finding) for finding in alone]
@@ -529,7 +529,7 @@ def test_a_strategy_that_always_crashes_is_judged_by_no_law() -> None:
     assert all("not checked" in finding.message for finding in findings[1:])
 
 
-def test_a_finding_prints_its_law_what_went_wrong_and_the_script() -> None:
+def test_a_finding_prints_law_error_and_script() -> None:
     laws = {"no client leaks": LAWS["no client leaks"]}
     (finding,) = check(LeaksNewcomers(), scripts=[parse_script("wait 1\narrive 1\njoin\nwait 2\nlose 0")], laws=laws)
     lines = str(finding).splitlines()
@@ -540,7 +540,7 @@ def test_a_finding_prints_its_law_what_went_wrong_and_the_script() -> None:
     assert len(lines) == 5
 
 
-def test_every_law_has_a_cure() -> None:
+def test_every_law_has_advice() -> None:
     assert LAW_ADVICE.keys() == LAWS.keys()
 
 
@@ -552,7 +552,7 @@ def test_scripts_may_be_given_and_the_worlds_too() -> None:
     )
 
 
-def test_a_strategy_that_stops_leaks_nobody() -> None:
+def test_a_strategy_that_stops_leaks_no_client() -> None:
     class Stops(LeaksNewcomers):
         def absorb(self, state: State, event: UpdateArrived) -> list[Action]:
             return [*super().absorb(state, event), Stop("one update is enough")]

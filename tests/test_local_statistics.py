@@ -238,7 +238,7 @@ def engine_of(strategy: Any, seconds: float, **settings: Any) -> VirtualEngine:
     world = hand_world([0, 2, 0], {0: 10, 1: 10, 2: 10}, statistics=True)
     gate = Gate(world.layout, torch.float64, local_statistics=True)
     return VirtualEngine(
-        strategy, world, Speeds(), Inline(moved(world.layout)), until=Until(seconds=seconds), gate=gate, every=1.0,
+        strategy, world, Speeds(), Inline(moved(world.layout)), until=Until(seconds=seconds), gate=gate, evaluate_every=1.0,
         evaluate=lambda model: {"w": float(model[0]), "mean": float(model[1]), "seen": float(model[2])}, **settings,
     )  # fmt: skip
 
@@ -272,13 +272,13 @@ def test_a_survey_judges_each_client_with_its_own() -> None:
     assert asked == [{0: [4.5, 8, 2], 1: [4.5, 0, 1], 2: [4.5, 2, 0]}]  # client 2 was never heard: as the model came
 
 
-def test_alone_everybody_is_judged_by_its_own_model_with_its_own_statistics() -> None:
+def test_each_local_client_is_evaluated_with_its_own_model_and_statistics() -> None:
     outcome = engine_of(Local(), 3.0).run()
     # client 0: w = 4, mean = 6; client 1: w = 4, mean = 0; client 2: w = 0, mean = 2
     assert outcome.metrics == {"w": pytest.approx(8 / 3), "mean": pytest.approx(8 / 3), "seen": pytest.approx(2 / 3)}
 
 
-def test_what_stays_at_the_client_does_not_travel() -> None:
+def test_local_statistics_are_not_sent() -> None:
     engine = engine_of(FedAsync(), 2.0)
     engine.run()
     # one float64
@@ -342,7 +342,7 @@ def test_a_model_without_statistics_cannot_keep_any() -> None:
         simulate(nn.Linear(1, 1), PAIRS, FedAsync(), training=OWN, **RUN)
 
 
-def test_where_all_data_is_in_one_place_there_is_nobody_to_keep_them_from() -> None:
+def test_pooled_data_has_no_local_statistics() -> None:
     sim = simulate(Halfway(), PAIRS, Global(), training=OWN, **RUN)
     assert sim.state_dict()["norm.num_batches_tracked"].item() > 0
 

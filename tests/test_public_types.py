@@ -68,7 +68,7 @@ def test_mypy_finds_a_users_mistakes(tmp_path):
     assert 'Module has no attribute "OrthFL"' in done.stdout
 
 
-def test_what_checkers_see_is_what_there_is():
+def test_type_checkers_see_the_exported_names():
     """Names stand twice at the door: imported for type checkers, looked up when they are used."""
     seen: dict[str, str] = {}
     for node in ast.walk(ast.parse(DOOR.read_text())):

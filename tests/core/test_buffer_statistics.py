@@ -95,7 +95,7 @@ dtypes = st.sampled_from([torch.float32, torch.float64])
 
 @given(server=floats, local=floats, omega=st.floats(0, 1), dtype=dtypes)
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_a_mixed_buffer_lies_between_its_two_ends(
+def test_a_mixed_buffer_stays_between_its_end_points(
     server: float, local: float, omega: float, dtype: torch.dtype
 ) -> None:
     new = vector(0, 0, 0, dtype=dtype)
@@ -109,7 +109,7 @@ def test_a_mixed_buffer_lies_between_its_two_ends(
     dtype=dtypes,
 )
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_a_weighted_mean_lies_in_the_hull_of_its_contributors(
+def test_a_weighted_mean_stays_in_the_hull_of_its_contributors(
     contributors: list[tuple[float, float, int]], omega: float, dtype: torch.dtype
 ) -> None:
     gathered = Contributions()

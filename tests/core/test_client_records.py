@@ -9,7 +9,7 @@ from offbeat.core.parts.client_records import Absences, ClientExampleCounts
 from offbeat.core.protocol import ClientLost, ClientReady, TimerFired, UpdateArrived
 
 
-def test_without_a_weight_everyone_counts_one_and_nothing_is_kept() -> None:
+def test_without_client_weights_each_client_has_weight_one_and_nothing_is_stored() -> None:
     census = ClientExampleCounts.of({0: 10, 1: 30}, None)
     census.update(ClientReady(0.0, 2, 60), None)
     assert census.weight(0, None) == 1.0
@@ -50,14 +50,14 @@ def update(now: float, client: int) -> UpdateArrived:
     return UpdateArrived(now, client, 0, 0, torch.zeros(1), torch.zeros(1), 1, 1, 0.0)
 
 
-def test_without_a_limit_nothing_is_booked_or_given_up() -> None:
+def test_without_a_limit_nothing_is_recorded_or_evicted() -> None:
     absences = Absences()
     assert absences.update(ClientLost(1.0, 0, 5), None) == []
     assert absences.update(TimerFired(1e9, "t"), None) == []
     assert absences.since == {}
 
 
-def test_who_was_lost_is_given_up_with_the_first_event_so_many_seconds_later() -> None:
+def test_a_lost_client_is_evicted_at_the_first_event_after_the_limit() -> None:
     absences = Absences()
     assert absences.update(ClientLost(1.0, 0, 5), 3.0) == []
     assert absences.update(ClientLost(2.0, 1), 3.0) == []
@@ -68,27 +68,27 @@ def test_who_was_lost_is_given_up_with_the_first_event_so_many_seconds_later() -
 
 
 @pytest.mark.parametrize("heard", [ClientReady(3.5, 0, 1), update(3.5, 0)])
-def test_who_is_heard_of_before_that_is_not_given_up(heard: ClientReady | UpdateArrived) -> None:
+def test_a_client_that_returns_before_the_limit_is_not_evicted(heard: ClientReady | UpdateArrived) -> None:
     absences = Absences()
     absences.update(ClientLost(1.0, 0, 5), 3.0)
     assert absences.update(heard, 3.0) == []
     assert absences.update(TimerFired(99.0, "t"), 3.0) == []
 
 
-def test_who_comes_back_after_that_comes_too_late_though_nothing_happened_in_between() -> None:
+def test_a_client_that_returns_after_the_limit_is_evicted_first() -> None:
     absences = Absences()
     absences.update(ClientLost(1.0, 0), 3.0)
     assert absences.update(ClientReady(8.0, 0, 1), 3.0) == [0]
 
 
-def test_a_second_loss_does_not_put_it_off() -> None:
+def test_a_second_loss_does_not_delay_the_eviction() -> None:
     absences = Absences()
     absences.update(ClientLost(1.0, 0, 5), 3.0)
     absences.update(ClientLost(2.0, 0), 3.0)
     assert absences.update(TimerFired(4.0, "t"), 3.0) == [0]
 
 
-def test_whose_last_answer_is_still_to_be_used_is_given_up_after_that() -> None:
+def test_a_client_whose_update_is_pending_is_evicted_later() -> None:
     absences, used = Absences(), {1: None}
     for client in (0, 1):
         absences.update(ClientLost(1.0, client), 3.0)

@@ -31,7 +31,7 @@ def test_a_draw_depends_on_seed_purpose_and_every_counter() -> None:
     assert bits(0, "a", 1, 2) == bits(0, "a", 1, 2)
 
 
-def test_uniform_lies_strictly_inside_zero_and_one_and_is_even() -> None:
+def test_uniform_is_strictly_inside_zero_and_one_and_is_even() -> None:
     drawn = [uniform(0, "u", i) for i in range(4000)]
     assert all(0 < u < 1 for u in drawn)
     for low in (0.0, 0.25, 0.5, 0.75):
@@ -66,7 +66,7 @@ def test_a_sample_larger_than_the_items_is_all_of_them() -> None:
     assert sample([], 2, 0, "s", 0) == []
 
 
-def test_everybody_is_sampled_equally_often() -> None:
+def test_all_items_are_sampled_equally_often() -> None:
     counts = dict.fromkeys(range(5), 0)
     for n in range(2000):
         for client in sample(range(5), 2, 0, "fair", n):
@@ -75,7 +75,7 @@ def test_everybody_is_sampled_equally_often() -> None:
     assert all(abs(count - 800) < 88 for count in counts.values())
 
 
-def test_so_are_many_of_whom_few_are_hashed(monkeypatch) -> None:
+def test_items_of_a_large_sample_are_drawn_equally_often(monkeypatch) -> None:
     monkeypatch.setattr(draws, "LARGE_SAMPLE", 4)
     counts = dict.fromkeys(range(10, 15), 0)
     for n in range(2000):

@@ -56,7 +56,7 @@ def at_work(engine: ScriptedEngine) -> list[int]:
 # ---------------------------------------------------------------- ticks
 
 
-def test_everybody_is_served_at_time_zero_and_whoever_reports_waits_for_the_tick() -> None:
+def test_all_clients_are_served_at_time_zero_and_wait_for_the_tick_after_reporting() -> None:
     engine = started(epoch=5.0)
     assert at_work(engine) == [0, 1, 2]
     engine.arrive(1, at=2.0)
@@ -93,7 +93,7 @@ def test_a_report_takes_as_many_epochs_as_ticks_went_by() -> None:
     assert engine.state.epochs.age(2) == 5
 
 
-def test_newcomers_and_those_who_come_back_are_served_at_the_next_tick() -> None:
+def test_newcomers_and_returning_clients_are_served_at_the_next_tick() -> None:
     engine = started(epoch=5.0)
     engine.lose(0, at=1.0, reachable=False)
     engine.refuse(1, at=2.0)
@@ -112,7 +112,7 @@ def test_a_report_whose_client_left_has_no_age() -> None:
     assert engine.state.epochs.age(0) is None  # coming back does not undo it
 
 
-def test_when_nobody_works_or_waits_the_clock_stops_and_it_goes_on_upon_its_own_grid() -> None:
+def test_the_clock_stops_without_working_or_waiting_clients_and_resumes_on_its_grid() -> None:
     engine = started(epoch=5.0)
     engine.lose(0, at=1.0, reachable=False)
     engine.lose(1, at=2.0, reachable=False)
@@ -124,7 +124,7 @@ def test_when_nobody_works_or_waits_the_clock_stops_and_it_goes_on_upon_its_own_
     assert (at_work(engine), engine.state.epochs.tick) == ([1], 9)
 
 
-def test_one_who_comes_exactly_on_the_grid_is_served_at_once() -> None:
+def test_a_client_that_is_ready_exactly_at_a_tick_is_served_at_once() -> None:
     engine = started(epoch=5.0, clients=1)
     engine.lose(0, at=1.0, reachable=False)
     engine.ready(0, at=20.0)
@@ -165,7 +165,7 @@ def test_of_an_even_number_it_is_the_lower_median() -> None:
     assert engine.state.epochs.length == 3.0  # of 1, 3, and two that take longer
 
 
-def test_all_who_come_in_the_instant_of_the_median_belong_to_the_first_tick() -> None:
+def test_all_reports_at_the_time_of_the_median_belong_to_the_first_tick() -> None:
     engine = started(epoch=None)
     for client in range(3):
         engine.arrive(client, at=2.0)
@@ -205,7 +205,7 @@ def test_a_newcomer_during_the_measurement_gets_its_first_job_at_once() -> None:
     assert at_work(engine) == [0, 2, 9]
 
 
-def test_one_who_did_its_first_job_waits_for_the_first_tick_even_if_it_was_away_meanwhile() -> None:
+def test_a_measured_client_waits_for_the_first_tick_even_after_an_absence() -> None:
     engine = started(epoch=None, clients=5)
     engine.arrive(0, at=1.0, reachable=False)
     engine.ready(0, at=2.0)
@@ -271,7 +271,7 @@ def test_work_sent_at_a_tick_that_came_late_does_not_look_old() -> None:
     assert ages == [1, 1]
 
 
-def test_a_report_of_work_nobody_knows_of_counts_as_sent_at_the_last_tick() -> None:
+def test_a_report_of_unknown_work_counts_as_sent_at_the_last_tick() -> None:
     epochs = Epochs(1.0)
     epochs.update(arrived(0.5, 7))
     assert epochs.age(7) == 1

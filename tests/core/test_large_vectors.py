@@ -23,7 +23,7 @@ def _nothing_spare(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_vectors, "_spare", {})
 
 
-def test_memory_nobody_holds_any_more_is_handed_out_again() -> None:
+def test_freed_memory_is_reused() -> None:
     one = new_vector(LARGE)
     place = one.data_ptr()
     del one
@@ -42,7 +42,7 @@ def test_a_view_of_a_vector_keeps_its_memory() -> None:
     assert array[0] == 0.0
 
 
-def test_no_two_vectors_that_live_share_memory() -> None:
+def test_live_vectors_do_not_share_memory() -> None:
     many = [new_vector(LARGE) for _ in range(6)]
     assert len({v.data_ptr() for v in many}) == 6
     many = many[::2]
@@ -69,14 +69,14 @@ def test_a_new_vector_looks_like_the_one_it_is_made_after(dtype: torch.dtype, ex
         del made
 
 
-def test_only_so_many_blocks_wait_to_be_used_again() -> None:
+def test_the_number_of_spare_blocks_is_limited() -> None:
     many = [new_vector(LARGE) for _ in range(3 * large_vectors.MAX_SPARE_BLOCKS)]
     del many
     gc.collect()
     assert [len(blocks) for blocks in large_vectors._spare.values()] == [large_vectors.MAX_SPARE_BLOCKS]
 
 
-def test_fewer_large_blocks_wait_than_small_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fewer_spare_blocks_are_kept_of_large_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(large_vectors, "MAX_SPARE_BYTES", large_vectors.MAX_SPARE_BLOCKS * LARGE.nbytes - 1)
     many = [new_vector(LARGE) for _ in range(3 * large_vectors.MAX_SPARE_BLOCKS)]
     del many

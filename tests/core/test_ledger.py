@@ -97,7 +97,7 @@ def test_checking_books_nothing_even_when_only_the_last_action_is_illegal() -> N
     assert before == ledger
 
 
-def test_a_ticket_says_what_was_sent_when_and_under_which_version() -> None:
+def test_a_ticket_records_model_time_and_version() -> None:
     ledger = books()
     ledger.version = 4
     work = LocalWork(steps=3)

@@ -56,14 +56,14 @@ class Bench:
         return self.fire(OPEN).chosen
 
 
-def test_a_round_opens_when_the_instant_is_over_with_everybody_who_is_idle() -> None:
+def test_a_round_opens_at_the_end_of_the_instant_with_all_idle_clients() -> None:
     bench = Bench()
     assert bench.ready(0).actions == [SetTimer(OPEN, 0.0)]
     bench.ready(2)
     assert bench.fire(OPEN).chosen == [0, 2]
 
 
-def test_a_round_closes_when_each_of_its_clients_is_heard_or_lost() -> None:
+def test_a_round_closes_when_all_its_clients_reported_or_were_lost() -> None:
     bench = Bench()
     bench.opened()
     assert bench.arrive(0) == RoundTurn(counts=True)
@@ -93,7 +93,7 @@ def test_the_client_that_closed_a_round_can_be_in_the_next() -> None:
     assert bench.state.number == 2
 
 
-def test_nobody_idle_opens_no_round_until_somebody_is() -> None:
+def test_without_idle_clients_no_round_opens() -> None:
     bench = Bench()
     assert bench.fire(OPEN) == RoundTurn()
     assert bench.ready(1, 5.0).actions == [SetTimer(OPEN, 5.0)]
@@ -124,7 +124,7 @@ def test_a_share_is_of_all_known_clients_newcomers_too() -> None:
     assert len(bench.opened()) == 3  # of 6
 
 
-def test_at_its_deadline_a_round_closes_with_whoever_answered() -> None:
+def test_at_its_deadline_a_round_closes_with_the_reports_it_has() -> None:
     bench = Bench(deadline=5.0)
     for client in CLIENTS:
         bench.ready(client)
@@ -145,7 +145,7 @@ def test_a_round_that_closes_early_cancels_its_deadline() -> None:
     assert CancelTimer(DEADLINE) in bench.arrive(3).actions
 
 
-def test_whoever_answers_after_the_round_closed_is_rejected() -> None:
+def test_updates_after_the_end_of_a_round_are_rejected() -> None:
     bench = Bench(deadline=5.0)
     bench.opened()
     bench.fire(DEADLINE, 5.0)
@@ -231,7 +231,7 @@ def answered(engine: ScriptedEngine) -> list[object]:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_round_nobody_answers_keeps_the_model_its_version_and_what_the_optimizer_remembers(kind: type) -> None:
+def test_a_round_without_reports_keeps_model_version_and_moments(kind: type) -> None:
     engine = opened(kind(), [5], TWO)
     engine.arrive(0, [6], at=1.0)
     engine.arrive(1, [6], at=2.0)
@@ -298,7 +298,7 @@ def test_statistics_are_the_weighted_mean_and_the_maximum_whatever_the_server_do
 
 
 @pytest.mark.parametrize("kind", [FedAvgM, FedAdam])
-def test_a_server_optimizer_tells_how_far_it_was_asked_to_go_and_how_far_it_went(kind: type) -> None:
+def test_a_server_optimizer_notes_the_norms_of_direction_and_step(kind: type) -> None:
     engine = opened(kind(), [0, 0, 1, 3], {0: 10}, statistics=True)
     engine.arrive(0, [3, 4, 100, 100], at=1.0)
     (note,) = [action for action in answered(engine) if isinstance(action, Note)]
@@ -306,7 +306,7 @@ def test_a_server_optimizer_tells_how_far_it_was_asked_to_go_and_how_far_it_went
     assert note.values["step"] == pytest.approx(float(engine.model[:2].norm()), rel=1e-12)
 
 
-def test_fedavg_tells_nothing_of_its_own() -> None:
+def test_fedavg_notes_nothing() -> None:
     engine = opened(FedAvg(), [0], TWO)
     engine.arrive(0, [1], at=1.0)
     engine.arrive(1, [1], at=2.0)
@@ -322,7 +322,7 @@ def test_strategy_settings_out_of_range_are_refused(kind: type, settings: dict[s
 
 
 @pytest.mark.parametrize("kind", [FedAvg, FedAvgM, FedAdam])
-def test_the_work_asked_for_is_what_is_sent(kind: type) -> None:
+def test_the_configured_work_is_dispatched(kind: type) -> None:
     work = LocalWork(steps=7)
     engine = opened(kind(work=work), [0], TWO)
     assert all(ticket.work is work for ticket in engine.ledger.open_jobs.values())

@@ -65,7 +65,7 @@ def test_a_pool_is_the_same_after_its_places_are_rebuilt() -> None:
 # ---------------------------------------------------------------- seats
 
 
-def test_without_a_limit_everyone_who_is_ready_is_served_at_once() -> None:
+def test_without_a_limit_ready_clients_are_served_at_once() -> None:
     assert next_clients(Seats(), ready(3), None, 0) == ([3], [])
 
 
@@ -100,13 +100,13 @@ def test_a_client_that_left_is_not_chosen() -> None:
     assert next_clients(seats, TimerFired(0.0, SELECT), 2, 0)[0] == [1]
 
 
-def test_another_strategys_timer_chooses_nobody() -> None:
+def test_a_timer_of_the_strategy_selects_no_clients() -> None:
     seats = Seats()
     next_clients(seats, ready(0), 1, 0)
     assert next_clients(seats, TimerFired(0.0, "other"), 1, 0)[0] == []
 
 
-def test_over_many_seeds_everyone_is_chosen_first_equally_often() -> None:
+def test_over_many_seeds_each_client_is_chosen_first_equally_often() -> None:
     counts = dict.fromkeys(range(5), 0)
     for seed in range(1000):
         for client in seats_of(range(5), 2, seed)[1]:

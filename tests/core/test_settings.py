@@ -79,7 +79,7 @@ class Everything(Settings):
         ("max_staleness", -1, "0 or more"),
     ],
 )
-def test_a_value_that_cannot_be_meant_is_refused_with_its_name_and_what_is_right(name, value, says):
+def test_an_invalid_value_is_refused_with_its_name_and_the_valid_range(name, value, says):
     with pytest.raises(ConfigError) as refused:
         Everything(**{name: value})
     assert str(refused.value) == f"{name} = {value!r}: {says}"
@@ -91,7 +91,7 @@ def test_the_first_wrong_setting_is_named():
 
 
 @pytest.mark.parametrize("settings", [{}, {"sample": 3}, {"sample": 1.0}, {"concurrency": 1}, {"max_staleness": 0}])
-def test_what_can_be_meant_passes_and_none_where_it_is_allowed(settings):
+def test_valid_values_pass_and_none_where_allowed(settings):
     Everything(**settings)
 
 
@@ -101,5 +101,5 @@ class Plain:
     name: str = ""
 
 
-def test_what_says_nothing_is_not_looked_at():
+def test_fields_without_constraints_are_not_checked():
     check(Plain())

@@ -94,7 +94,7 @@ def test_derived_fields_are_not_in_the_file() -> None:
 
 
 @pytest.mark.parametrize("value", [{1, 2}, frozenset([1]), [{"a": {3}}]])
-def test_a_set_is_refused_since_its_order_would_not_survive(value: Any) -> None:
+def test_a_set_is_refused_because_its_order_would_be_lost(value: Any) -> None:
     with pytest.raises(CheckpointError, match="a set cannot be saved"):
         pack(value, TensorTable().put)
 
@@ -109,7 +109,7 @@ def test_a_class_defined_inside_a_function_is_refused() -> None:
 
 
 @pytest.mark.parametrize("value", [object(), 1j, b"bytes", Inner])
-def test_what_is_not_data_is_refused(value: Any) -> None:
+def test_values_that_are_not_data_are_refused(value: Any) -> None:
     with pytest.raises(CheckpointError, match="cannot be saved"):
         pack(value, TensorTable().put)
 
@@ -122,7 +122,7 @@ def test_a_file_that_names_anything_but_a_known_dataclass_is_refused(name: str) 
         unpack({"$class": name, "fields": {}}, TensorTable().get)
 
 
-def test_an_entry_nobody_wrote_is_refused() -> None:
+def test_an_unknown_entry_is_refused() -> None:
     with pytest.raises(CheckpointError, match="unreadable entry"):
         unpack({"$pickle": "gASV"}, TensorTable().get)
 

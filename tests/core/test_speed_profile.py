@@ -49,7 +49,7 @@ def test_a_lost_client_is_not_waited_for_and_is_measured_later() -> None:
     assert profile.seconds[1] == 3.0
 
 
-def test_when_everybody_is_lost_everybody_is_asked_again() -> None:
+def test_when_all_clients_are_lost_all_are_measured_again() -> None:
     profile = SpeedProfile()
     profile_turn(profile, ready(0))
     assert not profile_turn(profile, ClientLost(1.0, 0, 0)).closes
@@ -57,7 +57,7 @@ def test_when_everybody_is_lost_everybody_is_asked_again() -> None:
     assert profile_turn(profile, update(0, 4.0, started=1.0)).closes
 
 
-def test_those_who_come_after_the_first_answer_are_measured_but_not_waited_for() -> None:
+def test_clients_that_join_after_the_first_report_are_measured_but_not_waited_for() -> None:
     profile = SpeedProfile()
     for client in (0, 1):
         profile_turn(profile, ready(client))
@@ -69,7 +69,7 @@ def test_those_who_come_after_the_first_answer_are_measured_but_not_waited_for()
     assert profile_turn(profile, update(3, 5.0, started=2.5)).placed
 
 
-def test_at_the_deadline_whoever_is_measured_is_sorted() -> None:
+def test_at_the_deadline_the_measured_clients_are_sorted() -> None:
     profile = SpeedProfile()
     assert profile_turn(profile, ready(0), 3.0).actions == [SetTimer("profile", 3.0)]
     assert profile_turn(profile, ready(1), 3.0).actions == []
@@ -79,7 +79,7 @@ def test_at_the_deadline_whoever_is_measured_is_sorted() -> None:
     assert profile_turn(profile, update(1, 4.0), 3.0).placed
 
 
-def test_a_deadline_nobody_meets_is_put_off_while_somebody_works() -> None:
+def test_a_deadline_without_reports_is_extended_while_clients_work() -> None:
     profile = SpeedProfile()
     profile_turn(profile, ready(0), 3.0)
     assert profile_turn(profile, TimerFired(3.0, "profile"), 3.0).actions == [SetTimer("profile", 6.0)]
@@ -118,7 +118,7 @@ def test_tiers_of_equal_size_are_cut_from_the_fastest_on(number: int, tiers: lis
     assert split_equally(number, seconds) == tiers
 
 
-def test_by_ratio_nobody_is_slower_than_the_fastest_of_its_tier_times_the_ratio() -> None:
+def test_by_ratio_no_client_is_slower_than_ratio_times_the_fastest_of_its_tier() -> None:
     seconds = {0: 1.0, 1: 2.0, 2: 2.1, 3: 4.0, 4: 4.3, 5: 0.15, 6: 0.1 + 0.2}
     # .15 and .3 (0.1 + 0.2 is a little over 2 * .15, by rounding only); 1 and 2; 2.1 and 4; 4.3 > 4.2
     assert split_by_ratio(2.0, seconds) == [[5, 6], [0, 1], [2, 3], [4]]

@@ -13,7 +13,7 @@ def vectors(count: int, dtype: torch.dtype) -> list[torch.Tensor]:
     return [torch.randn(8, generator=drawn, dtype=torch.float64).to(dtype) * 1000 for _ in range(count)]
 
 
-def test_it_is_the_sum_of_what_was_added_and_not_removed() -> None:
+def test_a_running_sum_contains_the_vectors_added_and_not_removed() -> None:
     a, b, c = (torch.tensor([x], dtype=torch.float64) for x in (1.0, 2.0, 4.0))
     running = RunningSum()
     running.add(a)
@@ -25,7 +25,7 @@ def test_it_is_the_sum_of_what_was_added_and_not_removed() -> None:
     assert (a.tolist(), b.tolist(), c.tolist()) == ([1.0], [2.0], [4.0])
 
 
-def test_a_sum_whose_last_vector_was_taken_out_is_exactly_nothing() -> None:
+def test_a_sum_without_vectors_is_none() -> None:
     # 0.1 + 0.2 - 0.1 - 0.2 is 2.8e-17 in floating point: a rest with a direction
     a, b = torch.tensor([0.1], dtype=torch.float64), torch.tensor([0.2], dtype=torch.float64)
     running = RunningSum()
@@ -36,7 +36,7 @@ def test_a_sum_whose_last_vector_was_taken_out_is_exactly_nothing() -> None:
     assert (running.total, running.count) == (None, 0)
 
 
-def test_it_wears_out_after_more_removals_than_it_has_vectors_and_is_renewed_from_them() -> None:
+def test_a_sum_needs_renewal_after_more_removals_than_it_has_vectors() -> None:
     held = vectors(4, torch.float64)
     running = RunningSum()
     for vector in held:
@@ -106,7 +106,7 @@ def test_put_adds_up_anew_once_more_was_replaced_than_is_there() -> None:
     torch.testing.assert_close(running.total.double(), whole, rtol=1e-6, atol=1e-2)  # of values up to 1e4
 
 
-def test_what_is_dropped_leaves_the_sum_of_the_table() -> None:
+def test_a_dropped_client_leaves_the_sum_of_the_table() -> None:
     table: dict[int, torch.Tensor] = {}
     running = RunningSum()
     running.put(table, 0, torch.tensor([4.0]), 10.0)

@@ -175,7 +175,7 @@ def test_the_balance_of_previous_and_present_gradients(h_order: Any, zeta: float
     assert [kept.item() for kept in carry] == [10.0, 7.5]
 
 
-def test_the_proximal_term_pulls_towards_what_was_sent_from_the_second_step_on() -> None:
+def test_the_proximal_term_pulls_towards_the_base_from_the_second_step_on() -> None:
     rule = DecayedGradients(beta=0.0, lam=2.0)
     job = local_job([1.0])
     carry = rule.begin(job)
@@ -293,7 +293,7 @@ def test_counts_grow_with_what_clients_report() -> None:
     assert engine.model.tolist() == [20]  # it was sent 4: 10 + 15/75 of (54 - 4)
 
 
-def test_who_has_not_reported_counts_as_registered_whatever_it_says_when_it_is_ready() -> None:
+def test_a_client_without_reports_counts_as_registered() -> None:
     engine = started(AsoFed(feature="off"), hand_world([0.0], {0: 10, 1: 30}))
     engine.lose(1, at=1.0, reachable=False)
     engine.ready(1, at=2.0, num_examples=90)  # more data has arrived, but nobody has trained on it yet
@@ -603,7 +603,7 @@ def test_at_most_so_many_clients_are_in_flight() -> None:
     assert len(engine.ledger.job_counts) == 5
 
 
-def test_the_work_asked_for_is_what_the_strategy_says_with_its_own_rate_and_rule() -> None:
+def test_the_dispatched_work_has_the_strategys_rate_and_rule() -> None:
     engine = started(AsoFed(lr=0.25, lam=0.5, work=LocalWork(epochs=3)), hand_world([0.0], TWO))
     assert job_of(engine, 0).work == LocalWork(epochs=3, lr=0.25, rule=DecayedGradients(beta=0.001, lam=0.5))
 

@@ -186,7 +186,7 @@ def test_before_the_first_step_there_is_nothing_to_calibrate_with_and_it_is_fedb
     torch.testing.assert_close(engines[0].model, engines[1].model, rtol=1e-12, atol=1e-12)
 
 
-def test_where_every_buffer_holds_everybody_once_all_steps_are_fedbuffs() -> None:
+def test_with_each_client_once_per_buffer_all_steps_equal_fedbuff() -> None:
     # h = 1/N sum h_i and the h_i taken off in the buffer cancel: v = 1/N sum Delta_i
     engines = [
         ScriptedEngine(strategy, tiny_world(buffers=True))

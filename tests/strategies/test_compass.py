@@ -292,7 +292,7 @@ def compasses(draw: st.DrawFn) -> Compass:
     st.lists(st.floats(0.05, 5.0), min_size=1, max_size=6),
     st.lists(st.floats(0.1, 10.0) | st.none(), max_size=30),
 )
-def test_steps_stay_in_range_and_nobody_waits_longer_than_its_group_may(
+def test_steps_stay_in_range_and_no_client_waits_longer_than_its_group_may(
     compass: Compass, speeds: list[float], changes: list[float | None]
 ) -> None:
     # every job may be ten times faster or slower than the client's usual, or never be answered

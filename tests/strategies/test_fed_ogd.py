@@ -60,7 +60,7 @@ def test_a_gradient_that_agrees_with_the_basis_is_left_as_it_is() -> None:
     assert projected(vector(2, 1), vector(-1, 2)).tolist() == [2, 1]  # <g, b> = 0
 
 
-def test_traditional_ogd_takes_away_what_agrees_too() -> None:
+def test_traditional_ogd_also_removes_agreeing_components() -> None:
     # <g, b> = 1.5, ||b||^2 = 5: g - .3 b = (.5 + .3, 1 - .6)
     torch.testing.assert_close(
         projected(vector(0.5, 1), vector(-1, 2), Orthogonal(always=True)), vector(0.8, 0.4), rtol=0, atol=TINY
@@ -248,7 +248,7 @@ def test_the_printed_rule_adds_the_two_means() -> None:
     assert close(engine.model, [0.9955, 0.9115])
 
 
-def test_always_projecting_changes_what_agrees_too() -> None:
+def test_always_projecting_also_changes_agreeing_gradients() -> None:
     engine = grouped(FedOGD(lr_local=0.1, lr_global=0.03, epoch=1.0, project="always"), [1.01, 1.04])
     engine.arrive(0, at=2.5)  # (1.8, .9), as before
     engine.arrive(1, at=2.6)  # (.5, 1) becomes (.8, .4)
@@ -257,7 +257,7 @@ def test_always_projecting_changes_what_agrees_too() -> None:
     assert close(engine.model, [0.984, 0.967])
 
 
-def test_without_caches_only_what_was_reported_in_this_epoch_counts() -> None:
+def test_without_caches_only_reports_of_this_epoch_count() -> None:
     # first tick: mean of (1, 0), (0, 1) = (.5, .5); second: of all three (0, 1). .03 (.5, 1.5) = (.015, .045)
     engine = grouped(FedOGD(lr_local=0.1, lr_global=0.03, epoch=1.0, cache=False), [1.015, 1.045])
     assert close(engine.model, [1, 1])
@@ -290,7 +290,7 @@ def test_without_caches_the_two_means_are_those_of_this_epochs_reporters() -> No
     assert close(engine.model, [-11])  # active 1, straggler 7
 
 
-def test_an_epoch_in_which_nobody_reports_repeats_the_step_on_the_caches() -> None:
+def test_an_epoch_without_reports_repeats_the_step_on_the_caches() -> None:
     engine = started(FedOGD(lr_local=0.1, lr_global=0.5, epoch=1.0), [0], {0: 10, 1: 10})
     report(engine, 0, [4], at=0.5)
     engine.advance(1.0)
@@ -370,7 +370,7 @@ def test_with_periods_of_one_three_and_five_epochs_the_groups_are_those_of_the_p
         assert engine.state.active == {0: True, 1: False, 2: False}
 
 
-def test_one_who_misses_a_tick_is_a_straggler_at_once_and_active_again_after_a_report_in_time() -> None:
+def test_a_client_that_misses_a_tick_is_a_straggler_until_it_reports_in_time() -> None:
     engine = started(FedOGD(lr_local=0.1, epoch=1.0), [0], {0: 10, 1: 10})
     report(engine, 0, [1], at=0.5)
     report(engine, 1, [3], at=0.5)
@@ -391,7 +391,7 @@ def test_one_who_misses_a_tick_is_a_straggler_at_once_and_active_again_after_a_r
 
 
 @pytest.mark.parametrize("how", ["lose", "refuse", "leave", "report and leave"])
-def test_one_who_was_lost_keeps_its_cache_and_is_a_straggler_until_it_reports(how: str) -> None:
+def test_a_lost_client_keeps_its_cache_and_is_a_straggler_until_it_reports(how: str) -> None:
     engine = started(FedOGD(lr_local=0.1, lr_global=1.0, epoch=1.0), [0], {0: 10, 1: 10})
     report(engine, 0, [1], at=0.5)
     report(engine, 1, [3], at=0.5)
@@ -459,7 +459,7 @@ def test_while_the_epoch_is_measured_reports_wait_and_all_they_brought_is_in_the
     assert basis(engine, 1) == [0]
 
 
-def test_a_newcomer_during_the_measurement_does_not_lose_what_was_reported() -> None:
+def test_a_newcomer_during_the_measurement_does_not_discard_reports() -> None:
     engine = started(FedOGD(lr_local=0.1, lr_global=1.0, cache=False), [0])
     report(engine, 2, [3], at=1.0)
     engine.join(3, at=2.0)
@@ -471,7 +471,7 @@ def test_a_newcomer_during_the_measurement_does_not_lose_what_was_reported() -> 
     assert close(engine.model, [-4.5])
 
 
-def test_when_nobody_is_left_the_clock_stops() -> None:
+def test_the_clock_stops_without_clients() -> None:
     engine = started(FedOGD(lr_local=0.1, epoch=1.0), [0], {0: 10, 1: 10})
     report(engine, 0, [1], at=0.5, reachable=False)
     engine.lose(1, at=0.5, reachable=False)
@@ -511,7 +511,7 @@ def constant_speeds(
 
 
 @pytest.mark.parametrize("combine", ["mean", "sum_of_means"])
-def test_uploading_differences_changes_nothing_while_nobody_changes_group(combine: Any) -> None:
+def test_uploading_differences_changes_nothing_while_groups_stay(combine: Any) -> None:
     whole = FedOGD(lr_local=0.125, lr_global=0.0625, epoch=1.0, combine=combine)
     gradients = constant_speeds(whole, tiny_world(4), 20)
     differences = constant_speeds(replace(whole, upload="difference"), tiny_world(4), 20)
@@ -573,7 +573,7 @@ def test_a_lost_difference_is_made_up_for_by_the_next_one() -> None:
     assert close(engine.model, [-17])  # 9 - 4 arrived, on top of 4
 
 
-def test_what_rounding_takes_from_one_difference_the_next_one_makes_up_for() -> None:
+def test_the_rounding_of_a_difference_is_corrected_by_the_next_one() -> None:
     # float32, rate .001: around 1000 an upload rounds G by up to 2^-15 / .001 = .03, around 1 by 2^-24 / .001 = .00006
     previous, server = torch.zeros(1), 0.0
     for n in range(400):

@@ -63,7 +63,7 @@ def test_the_delta_form_gives_fedcompass_first_arrivals() -> None:
     assert engine.model.tolist() == pytest.approx([0.858038476, 1.820759255], abs=1e-9)
 
 
-def test_the_delta_form_adds_what_the_client_moved_from_its_own_base() -> None:
+def test_the_delta_form_adds_the_clients_delta_from_its_own_base() -> None:
     engine = started(FedAsync(alpha=0.5, mode="delta", staleness="constant"), [0])
     engine.arrive(0, [8], at=1.0)
     assert engine.model.tolist() == [4]  # 0 + .5 * (8 - 0)
@@ -181,7 +181,7 @@ def test_a_lost_client_changes_nothing_and_is_served_again() -> None:
     assert sorted(engine.ledger.open_tickets) == [0, 1]
 
 
-def test_the_client_is_pulled_towards_what_it_was_sent() -> None:
+def test_the_client_is_pulled_towards_its_base() -> None:
     engine = started(FedAsync(), [0])
     assert {ticket.work.rule for ticket in engine.ledger.open_jobs.values()} == {Proximal(mu=0.005)}
     engine = started(FedAsync(rho=0.0, work=LocalWork(epochs=2)), [0])
@@ -215,7 +215,7 @@ def test_a_short_name_is_the_staleness_function() -> None:
     assert FedAsync(staleness="hinge") == FedAsync(staleness=Hinge(a=10, b=4))
 
 
-def test_what_follows_from_settings_is_no_setting() -> None:
+def test_derived_attributes_are_not_settings() -> None:
     """Whoever goes through the fields of a strategy (files, pages, what tells two calls apart) sees settings alone."""
     strategy = FedAsync(staleness="hinge", rho=0.1)
     assert not [f.name for f in fields(strategy) if f.name.startswith("_")]

@@ -157,7 +157,7 @@ def test_with_fewer_clients_than_tiers_the_empty_ones_do_not_exist() -> None:
     assert tiers(engine) == [[0], [1]]
 
 
-def test_clients_are_pulled_towards_what_they_were_sent_in_every_job() -> None:
+def test_clients_are_pulled_towards_their_base_in_every_job() -> None:
     engine = ScriptedEngine(FedAT(work=LocalWork(epochs=3)), hand_world([0], TWO))
     engine.start()
     assert {job.work for job in engine.ledger.open_jobs.values()} == {LocalWork(epochs=3, rule=Proximal(mu=0.4))}
@@ -230,7 +230,7 @@ def test_a_tier_whose_members_are_gone_keeps_its_model_and_goes_on_when_they_are
     assert engine.model.tolist() == [7]
 
 
-def test_a_tier_round_nobody_answers_changes_nothing() -> None:
+def test_a_tier_round_without_reports_changes_nothing() -> None:
     engine = fast_and_slow()
     engine.refuse(0, at=5.0)
     engine.advance()
@@ -285,7 +285,7 @@ def test_tiers_are_cut_anew_by_mean_durations_and_jobs_under_way_count_where_the
     assert at_work(engine) == [0, 1, 2, 3]
 
 
-def test_where_the_number_of_tiers_grows_the_new_ones_share_what_the_old_one_had() -> None:
+def test_additional_tiers_start_from_the_old_tier_at_their_position() -> None:
     engine = profiled(FedAT(ratio=2.0, lam=0.0, retier=1), [0], {0: 10, 1: 10}, {0: (1.0, [4]), 1: (1.5, [8])})
     assert tiers(engine) == [[0, 1]]
     engine.arrive(0, [4], at=2.5)
@@ -297,7 +297,7 @@ def test_where_the_number_of_tiers_grows_the_new_ones_share_what_the_old_one_had
     assert engine.model.tolist() == pytest.approx([7], rel=1e-15)
 
 
-def test_where_two_tiers_become_one_it_goes_on_with_what_the_second_had() -> None:
+def test_when_two_tiers_become_one_it_continues_with_the_second() -> None:
     engine = profiled(FedAT(ratio=2.0, lam=0.0, retier=1), [0], {0: 10, 1: 10}, {0: (1.0, [4]), 1: (3.0, [8])})
     assert tiers(engine) == [[0], [1]]
     engine.arrive(0, [5], at=8.0)  # 5 s: (1 + 5) / 2 = 3 s, as slow as the other
@@ -329,7 +329,7 @@ def test_where_a_tier_is_dropped_its_jobs_under_way_count_where_its_members_are_
     assert at_work(engine) == [0, 1]
 
 
-def test_where_a_tier_is_dropped_what_it_had_heard_counts_too() -> None:
+def test_reports_of_a_dropped_tier_still_count() -> None:
     clients, first = {0: 10, 1: 30, 2: 10}, {0: (1.0, [4]), 1: (1.5, [4]), 2: (3.0, [4])}
     engine = profiled(FedAT(ratio=2.0, lam=0.0, retier=1), [0], clients, first)
     assert tiers(engine) == [[0, 1], [2]]
@@ -342,7 +342,7 @@ def test_where_a_tier_is_dropped_what_it_had_heard_counts_too() -> None:
     assert (rejected(engine), engine.model.tolist()) == ([], [6.5])
 
 
-def test_a_round_that_goes_on_in_another_tier_is_one_with_what_that_has_open() -> None:
+def test_a_round_moved_to_another_tier_merges_with_its_open_round() -> None:
     strategy = FedAT(ratio=2.0, lam=0.0, retier=1)
     engine = profiled(strategy, [0], FOUR, {0: (1.0, [6]), 1: (2.0, [6]), 2: (3.5, [6]), 3: (8.0, [6])})
     assert tiers(engine) == [[0, 1], [2], [3]]

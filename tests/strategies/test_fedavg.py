@@ -79,7 +79,7 @@ def test_a_lost_client_does_not_hold_up_the_round_nor_weigh_in_it() -> None:
     assert engine.model.tolist() == [7]  # (10 * 4 + 30 * 8) / 40: normalised over those who answered
 
 
-def test_a_round_in_which_nobody_answers_keeps_the_model_and_its_version() -> None:
+def test_a_round_without_reports_keeps_the_model_and_its_version() -> None:
     engine = opened(FedAvg(), [5], TWO)
     engine.lose(0, at=1.0)
     engine.lose(1, at=2.0)
@@ -89,7 +89,7 @@ def test_a_round_in_which_nobody_answers_keeps_the_model_and_its_version() -> No
     assert at_work(engine) == [0, 1]  # the next round, with the same model
 
 
-def test_at_the_deadline_whoever_answered_counts_and_the_late_are_rejected() -> None:
+def test_at_the_deadline_reports_count_and_late_updates_are_rejected() -> None:
     engine = opened(FedAvg(deadline=5.0), [0], TWO)
     engine.arrive(0, [4], at=2.0)
     engine.advance(5.0)
@@ -114,7 +114,7 @@ def test_an_update_at_the_very_deadline_counts() -> None:
     assert rejected(engine) == []
 
 
-def test_a_deadline_nobody_meets_keeps_the_model() -> None:
+def test_a_deadline_without_reports_keeps_the_model() -> None:
     engine = opened(FedAvg(deadline=5.0), [3], TWO)
     engine.advance(5.0)
     assert (engine.model.tolist(), engine.ledger.version) == ([3], 0)

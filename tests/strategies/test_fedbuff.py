@@ -131,7 +131,7 @@ def test_an_excluded_client_waits_for_the_step_and_then_gets_the_new_model() -> 
     assert sent == {2: (0, 0.0), 0: (1, 2.0), 1: (1, 2.0)}
 
 
-def test_when_nobody_else_can_answer_the_step_is_taken_with_what_is_there() -> None:
+def test_when_no_other_client_can_report_the_step_uses_the_buffer_as_it_is() -> None:
     engine = started(FedBuff(k=5, exclude_buffered=True), [0])
     engine.arrive(0, [2], at=1.0)
     engine.arrive(1, [4], at=2.0)
@@ -150,7 +150,7 @@ def test_a_stall_by_loss_is_a_stall_too() -> None:
     assert at_work(engine) == [0]
 
 
-def test_somebody_who_comes_in_the_same_instant_averts_the_stall() -> None:
+def test_a_client_that_joins_in_the_same_instant_prevents_the_stall() -> None:
     engine = started(FedBuff(k=2, exclude_buffered=True), [0])
     engine.lose(1, at=1.0, reachable=False)
     engine.arrive(0, [2], at=2.0)

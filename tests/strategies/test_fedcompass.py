@@ -183,7 +183,7 @@ def two_known(strategy: FedCompass, model: list[float] | None = None, **world: b
     return engine
 
 
-def test_whoever_is_in_time_waits_for_the_others_and_then_all_get_the_new_model() -> None:
+def test_members_in_time_wait_for_the_others_and_then_all_get_the_new_model() -> None:
     engine = two_known(FedCompass(**SHORT))
     answer(engine, 1, [-4.0], at=4.0)  # u = 0: 1 * 1/2 * 4
     assert (at_work(engine), engine.model.tolist(), engine.ledger.version) == ({0: 4}, [0], 2)
@@ -222,7 +222,7 @@ def test_an_arrival_at_exactly_the_latest_time_goes_before_the_timer() -> None:
     assert engine.ledger.version == 3
 
 
-def test_a_timer_that_finds_nobody_changes_nothing_and_the_general_buffer_waits() -> None:
+def test_a_timer_without_updates_changes_nothing_and_the_general_buffer_waits() -> None:
     engine = two_known(FedCompass(**SHORT))
     engine.advance(7.0)
     assert (engine.ledger.version, at_work(engine), engine.state.schedule.groups) == (2, {0: 4, 1: 1}, {})
@@ -310,7 +310,7 @@ def test_the_update_of_a_client_that_leaves_while_it_waits_counts_and_it_gets_wo
     assert at_work(engine) == {0: 4, 1: 1}
 
 
-def test_whoever_comes_back_while_its_group_is_still_open_goes_on_waiting() -> None:
+def test_a_client_that_returns_while_its_group_is_open_keeps_waiting() -> None:
     engine = two_known(FedCompass(**SHORT))
     answer(engine, 1, [-4.0], at=4.0, reachable=False)
     engine.back(1, at=4.5)
@@ -326,7 +326,7 @@ def test_the_last_to_arrive_may_leave_at_once_and_the_others_go_on() -> None:
     assert (engine.model.tolist(), at_work(engine)) == ([4], {1: 4})
 
 
-def test_a_vanished_client_holds_up_nobody_and_what_it_sends_after_its_ticket_expired_is_the_engines() -> None:
+def test_a_vanished_client_delays_no_other_and_its_late_upload_is_dropped() -> None:
     engine = two_known(FedCompass(**SHORT))
     for at in (5.0, 9.0):
         answer(engine, 0, [-2.0], at=at)
@@ -347,7 +347,7 @@ def test_a_newcomer_is_measured_first_and_makes_everybodys_weight_smaller() -> N
     assert (steps(engine, 2), groups(engine)[1][2]) == (3, [0, 1, 2])  # (5 - 3.5) / .5
 
 
-def test_two_who_arrive_at_one_instant_are_two_versions_when_they_are_new_and_one_when_they_are_a_group() -> None:
+def test_two_simultaneous_updates_make_two_versions_if_first_and_one_in_a_group() -> None:
     engine = started(FedCompass(**SHORT), [0.0])
     answer(engine, 0, [-4.0], at=1.0)
     answer(engine, 1, [-4.0])
@@ -455,7 +455,7 @@ def test_a_group_of_rejected_updates_changes_nothing_and_lets_its_members_go() -
     assert (engine.model.tolist(), engine.ledger.version, at_work(engine)) == ([0], 3, {0: 4})
 
 
-def test_at_most_so_many_clients_are_in_flight_and_everybody_has_a_turn() -> None:
+def test_concurrency_is_limited_and_all_clients_are_served() -> None:
     engine = started(FedCompass(**SHORT, concurrency=2), [0.0], dict.fromkeys(range(5), 10))
     for n in range(60):
         assert len(engine.ledger.open_tickets) <= 2
@@ -546,7 +546,7 @@ def test_replaced_statistics_of_a_group_are_the_plain_mean_over_it_and_the_gener
 # ---------------------------------------------------------------- the end of a run
 
 
-def test_what_waits_at_the_end_is_not_applied_unless_asked_for() -> None:
+def test_waiting_updates_at_the_end_are_applied_only_with_flush_on_stop() -> None:
     engine = two_known(FedCompass(**SHORT))
     answer(engine, 1, [-4.0], at=4.0)
     engine.finish()

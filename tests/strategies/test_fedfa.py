@@ -107,7 +107,7 @@ def test_the_running_mean_does_not_wander_from_the_queue() -> None:
     torch.testing.assert_close(engine.model.double(), mean, rtol=1e-6, atol=1e-6)
 
 
-def test_every_update_tells_who_is_in_the_queue_and_how_old_it_is() -> None:
+def test_every_update_notes_the_clients_and_ages_in_the_queue() -> None:
     engine = started(FedFa(k=2), [0])
     for client, at in ((0, 1.0), (1, 2.0), (1, 3.0), (1, 4.0), (0, 5.0)):
         engine.arrive(client, [1], at=at)

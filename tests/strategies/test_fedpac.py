@@ -137,7 +137,7 @@ def test_without_alignment_no_prototypes_travel() -> None:
     assert sent(engine, 0).work.extras == {}
 
 
-def test_a_class_nobody_brought_has_no_prototype_and_a_client_gets_its_own_old_mean_back() -> None:
+def test_a_class_without_examples_has_no_prototype_and_clients_get_their_last_mean() -> None:
     engine = after_one_round()
     engine.advance()
     engine.arrive(0, [0, 0, 0], at=3.0, extras=extras(h=(0, 0), v=1, means=(7, 0), counts=(10, 0)))
@@ -155,7 +155,7 @@ def test_a_class_nobody_brought_has_no_prototype_and_a_client_gets_its_own_old_m
     assert sent(engine, 2).work.extras["known"].tolist() == [1, 0]  # never heard: nothing of its own
 
 
-def test_nobody_counts_for_more_examples_than_it_trained_on() -> None:
+def test_no_client_counts_for_more_examples_than_it_trained_on() -> None:
     engine = opened(FedPAC(), [0, 1, 1], {0: 10, 1: 10})
     engine.arrive(0, [0, 0, 0], at=1.0, extras=extras(h=(0, 0), v=1, means=(1, 1), counts=(5, 5)))
     engine.arrive(1, [0, 0, 0], at=2.0, extras=extras(h=(0, 0), v=1, means=(100, 50), counts=(3e9, 1e9)))
@@ -199,7 +199,7 @@ def test_head_and_means_of_a_client_that_stays_away_are_given_up_after_evict_aft
     assert sent(engine, 0).base.tolist() == [3, 2, 2]
 
 
-def test_a_round_in_which_nobody_answers_keeps_everything() -> None:
+def test_a_round_without_reports_keeps_everything() -> None:
     engine = after_one_round()
     engine.advance()
     before = sent(engine, 0)
@@ -532,7 +532,7 @@ def test_the_head_is_the_last_module_with_parameters_unless_named() -> None:
     assert torch.equal(changed[len(head) :], model[len(head) :])
 
 
-def test_a_named_head_is_the_one_whose_features_are_looked_at() -> None:
+def test_the_features_are_the_inputs_of_the_named_head() -> None:
     x, y = torch.randn(12, 5, generator=torch.Generator().manual_seed(0)), torch.arange(12) % 2
     module = Classifier()
     rule = HeadThenBody(Halves.of(Layout.of(module), "classifier"), lam=1.0, head_epochs=1, head_lr=0.1)

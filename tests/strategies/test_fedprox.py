@@ -79,7 +79,7 @@ def test_only_trainable_entries_are_pulled() -> None:
     assert job.work.rule == Proximal(mu=0.1)
 
 
-def test_every_update_tells_how_far_its_client_went() -> None:
+def test_every_update_notes_the_drift_of_its_client() -> None:
     engine = ScriptedEngine(FedProx(), hand_world([1, 1, 0, 0], TWO, statistics=True))
     engine.start()
     engine.advance()

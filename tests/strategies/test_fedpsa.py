@@ -199,7 +199,7 @@ def test_beside_a_huge_update_the_agreement_of_the_others_is_not_lost_in_roundin
     assert noted(engine, "agreement") == pytest.approx([0.6, 0, 1], abs=1e-6)
 
 
-def test_a_buffer_of_one_has_nobody_to_agree_with() -> None:
+def test_a_buffer_of_one_has_no_agreement() -> None:
     engine = started(FedPSA(buffer=1), [1, 0])
     engine.arrive(0, [2, 0], at=1.0)
     assert noted(engine, "agreement") == []
@@ -360,7 +360,7 @@ def test_a_client_gets_the_current_model_at_once_and_may_fill_the_buffer_alone()
     assert engine.ledger.open_jobs[engine.ledger.open_tickets[0]].base is engine.model
 
 
-def test_an_excluded_client_waits_for_the_step_and_a_stall_steps_with_what_is_there() -> None:
+def test_an_excluded_client_waits_for_the_step_and_a_stall_forces_the_step() -> None:
     engine = started(FedPSA(buffer=3, queue=2, exclude_buffered=True, gamma=1.0, delta=1.0), [1, 0])
     engine.arrive(0, [2, 0], at=1.0)
     assert at_work(engine) == [1]

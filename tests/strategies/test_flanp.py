@@ -42,7 +42,7 @@ def stages(engine: ScriptedEngine) -> list[tuple[float, float, float, float]]:
     return [(v["stage"], v["n"], v["delta"], v["first"]) for v in said if "stage" in v]
 
 
-def test_everybody_is_measured_in_a_fedavg_round_and_the_fastest_begin() -> None:
+def test_all_clients_are_measured_in_a_fedavg_round_and_the_fastest_start() -> None:
     engine = ScriptedEngine(FLANP(n0=2), hand_world([0], {0: 10, 1: 10, 2: 20}))
     engine.start()
     assert at_work(engine) == [0, 1, 2]
@@ -95,7 +95,7 @@ def test_statistics_do_not_count_in_the_length() -> None:
     assert stages(engine) == [(0, 2, 6, 6), (0, 2, 2, 6)]
 
 
-def test_those_who_are_gone_are_replaced_by_the_next_in_speed() -> None:
+def test_missing_clients_are_replaced_by_the_next_in_speed() -> None:
     engine = profiled(FLANP(n0=2), [0], THREE, [0])
     engine.lose(1, at=4.0, reachable=False)
     engine.arrive(0, [8], at=5.0)
@@ -131,7 +131,7 @@ def test_a_client_that_leaves_the_bench_is_not_called_up() -> None:
     assert at_work(engine) == [2]
 
 
-def test_rounds_nobody_answers_count_towards_the_end_of_a_stage_and_keep_the_model() -> None:
+def test_rounds_without_reports_count_towards_the_end_of_a_stage_and_keep_the_model() -> None:
     engine = profiled(FLANP(n0=1, max_rounds_per_stage=2), [0], THREE, [0])
     engine.lose(0, at=4.0)
     engine.advance()
@@ -207,7 +207,7 @@ def committed(strategy: Strategy, seed: int) -> list[torch.Tensor]:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_with_everybody_in_the_first_stage_it_is_fedavg(seed: int) -> None:
+def test_with_all_clients_in_the_first_stage_it_is_fedavg(seed: int) -> None:
     one, two = committed(FLANP(n0=100), seed), committed(FedAvg(), seed)
     assert len(one) == len(two) > 3
     assert all(map(torch.equal, one, two))

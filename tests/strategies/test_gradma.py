@@ -159,7 +159,7 @@ def test_where_the_program_fails_the_momentum_is_used_as_it_is(monkeypatch: pyte
     assert notes(engine)[0] == {"rows": 2, "corrected": 0, "correction": 0.0, "failures": 1}
 
 
-def test_a_margin_nobody_can_keep_leaves_the_momentum_as_it_is() -> None:
+def test_a_margin_without_a_solution_leaves_the_momentum_unchanged() -> None:
     engine = opened(GradMA(rho=0.5), [0, 0])
     answer(engine, [4, 0], [-4, 0])
     close(engine.model, [2, 0])  # acc = (10 * 4 - 30 * 4) / 40 = -2
@@ -246,7 +246,7 @@ def test_a_client_that_stays_away_is_forgotten_after_evict_after_seconds() -> No
     close(before - engine.model, [0, -1, 1])
 
 
-def test_members_of_the_round_are_not_forgotten_and_who_finds_no_room_still_counts_in_the_mean() -> None:
+def test_members_of_the_round_are_not_evicted_and_all_count_in_the_mean() -> None:
     engine = opened(GradMA(memory_num=1), [0, 0], {0: 10, 1: 10})
     answer(engine, [4, 0], [-8, 4])
     # acc = (-2, 2). D_0 = (4, 0) is remembered, D_1 is not: m~ = (0, 2)
@@ -266,7 +266,7 @@ def test_a_lost_client_does_not_hold_up_the_round_nor_weigh_in_it() -> None:
     close(engine.model, [0, -3])
 
 
-def test_a_round_in_which_nobody_answers_changes_nothing_the_memory_neither() -> None:
+def test_a_round_without_reports_changes_neither_model_nor_memory() -> None:
     engine = opened(GradMA(beta2=0.5), [0, 0])
     answer(engine, [4, 0], [-4, 4])
     model = engine.model
@@ -280,7 +280,7 @@ def test_a_round_in_which_nobody_answers_changes_nothing_the_memory_neither() ->
     assert sorted(engine.ledger.open_tickets) == [0, 1]
 
 
-def test_at_the_deadline_whoever_answered_counts_and_the_late_are_neither_used_nor_remembered() -> None:
+def test_at_the_deadline_reports_count_and_late_updates_are_neither_used_nor_remembered() -> None:
     engine = opened(GradMA(deadline=5.0), [0, 0])
     engine.arrive(0, [-4.0, 0.0], at=2.0)
     engine.advance(5.0)
@@ -494,7 +494,7 @@ def test_without_momentum_one_client_is_fedavg_whatever_is_remembered() -> None:
         close(engine.model, local)
 
 
-def test_a_memory_of_nobody_is_plain_server_momentum() -> None:
+def test_an_empty_memory_is_plain_server_momentum() -> None:
     """FedAvgM's: vel := mu vel + d; w := w - vel."""
     engine = opened(GradMA(memory_num=0, beta1=0.5, worker=False), [0, 0])
     answer(engine, [4, 0], [-4, 4])

@@ -39,7 +39,7 @@ def noted(engine: ScriptedEngine, name: str) -> list[float]:
 # ---------------------------------------------------------------- the table
 
 
-def test_who_is_away_counts_with_its_last_gradient() -> None:
+def test_an_absent_client_counts_with_its_last_gradient() -> None:
     engine = opened(Mifa(lr=0.5), [0, 0])
     engine.arrive(0, [-1, 0], at=1.0)
     engine.arrive(1, [-3, 2], at=2.0, reachable=False)
@@ -80,7 +80,7 @@ def test_the_gradient_of_a_client_that_stays_away_is_given_up_after_evict_after_
     assert (noted(engine, "remembered"), noted(engine, "never_heard")) == ([0, 1, 0, 0], [0, 0, 1, 1])
 
 
-def test_with_the_mean_over_those_heard_who_is_given_up_is_not_among_them() -> None:
+def test_with_average_heard_an_evicted_client_does_not_count() -> None:
     engine = opened(Mifa(lr=0.5, evict_after=3.0, average="heard"), [0])
     engine.arrive(0, [-1], at=1.0)
     engine.arrive(1, [-3], at=2.0, reachable=False)
@@ -109,7 +109,7 @@ def test_a_lost_or_refused_client_keeps_its_gradient() -> None:
     assert engine.model.tolist() == [-3]  # -2 - .5 * (-2 + 6) / 2
 
 
-def test_a_round_nobody_answers_takes_no_step() -> None:
+def test_a_round_without_reports_takes_no_step() -> None:
     engine = opened(Mifa(lr=0.5), [0])
     engine.arrive(0, [-1], at=1.0)
     engine.arrive(1, [-3], at=2.0)
@@ -151,7 +151,7 @@ def test_clients_train_with_the_rate_the_server_divides_by() -> None:
     assert [(job.work.lr, job.work.steps) for job in engine.ledger.open_jobs.values()] == [(0.25, 3), (0.25, 3)]
 
 
-def test_a_falling_rate_is_told_to_clients_and_applies_to_old_gradients_too() -> None:
+def test_a_decreasing_rate_applies_to_clients_and_to_old_gradients() -> None:
     engine = opened(Mifa(lr=1.0, decay=True), [0])
     engine.arrive(0, [-2], at=1.0)
     engine.arrive(1, [-6], at=2.0, reachable=False)
@@ -191,7 +191,7 @@ def waiting_for_client_1(**settings: Any) -> ScriptedEngine:
     return engine
 
 
-def test_no_step_before_everybody_has_been_available_once() -> None:
+def test_no_step_before_all_clients_have_been_available_once() -> None:
     engine = waiting_for_client_1()
     assert committed(engine) == []
     engine.ready(1, at=1.5)
@@ -246,7 +246,7 @@ def test_with_patience_spent_a_first_job_at_work_is_still_waited_for() -> None:
     assert committed(engine) == [[-2]]
 
 
-def test_newcomers_are_not_waited_for_and_without_known_clients_nobody_is() -> None:
+def test_the_start_waits_neither_for_newcomers_nor_without_known_clients() -> None:
     engine = ScriptedEngine(Mifa(lr=0.5), hand_world([0], {}))
     engine.join(0)
     engine.advance()
@@ -276,7 +276,7 @@ def test_at_every_tick_there_is_a_step_with_what_is_in_the_table() -> None:
     assert noted(engine, "heard") == [0, 0, 1, 0, 2]
 
 
-def test_at_the_deadline_whoever_answered_counts_and_the_late_are_rejected() -> None:
+def test_at_the_deadline_reports_count_and_late_updates_are_rejected() -> None:
     engine = opened(Mifa(lr=0.5, wait="no_wait", deadline=5.0), [0])
     engine.arrive(0, [-1], at=2.0)
     engine.advance(5.0)
@@ -290,7 +290,7 @@ def test_at_the_deadline_whoever_answered_counts_and_the_late_are_rejected() -> 
 # ---------------------------------------------------------------- statistics, reductions
 
 
-def test_statistics_are_the_mean_of_those_who_answered_and_counters_take_the_maximum() -> None:
+def test_statistics_are_the_mean_over_reports_and_counters_take_the_maximum() -> None:
     engine = opened(Mifa(lr=0.5, wait="no_wait"), [0, 1, 3], {0: 10, 1: 30, 2: 20}, statistics=True)
     engine.arrive(0, [-3, 2, 7], at=1.0)
     engine.lose(2, at=1.5, reachable=False)
@@ -302,7 +302,7 @@ def test_statistics_are_the_mean_of_those_who_answered_and_counters_take_the_max
     assert engine.model.tolist() == [-3, 7, 8]  # - .5 * (0 + 6) / 3; (8 + 6) / 2
 
 
-def test_with_everybody_available_it_is_fedavg_with_equal_weights() -> None:
+def test_with_all_clients_available_it_is_fedavg_with_equal_weights() -> None:
     script = "\n".join("wait 1\narrive 2\nwait 1\narrive 0\nwait 1\narrive 0" for _ in range(6))
     worlds = (tiny_world(buffers=True), tiny_world(buffers=True))
     equal = dict.fromkeys(range(3), 10)

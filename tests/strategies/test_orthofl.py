@@ -69,7 +69,7 @@ def close(values: list[float], tolerance: float = 1e-9) -> object:
 # ---------------------------------------------------------------- spec 8.1
 
 
-def test_the_shift_the_others_made_is_stripped_of_what_lies_along_the_clients_own_update() -> None:
+def test_the_shift_loses_its_component_along_the_clients_update() -> None:
     engine = on_layers(OrthoFL(beta=0.6, a=0.5))
 
     engine.arrive(A, [1, 0, 2], at=1.0)
@@ -263,7 +263,7 @@ def test_a_layer_of_one_element_receives_nothing_from_the_others_once_its_client
     assert sent(engine, B).tolist() == [1]
 
 
-def test_the_slower_the_client_the_more_it_is_told_and_the_less_it_weighs() -> None:
+def test_a_slower_client_has_less_weight_and_a_larger_shift() -> None:
     engine = started(OrthoFL(**QUARTERS), [0, 0])
     for n in range(3):
         engine.arrive(A, [8, 0], at=1.0 + n)
@@ -476,7 +476,7 @@ def test_a_checkpoint_stores_each_model_once(tmp_path: Path) -> None:
     assert engine.world.model.tolist() in stored
 
 
-def test_used_memory_never_shows_through_in_a_model_somebody_holds() -> None:
+def test_reused_memory_never_changes_a_model_in_use() -> None:
     made = torch.Generator().manual_seed(0)
     size = 2 * large_vectors.MIN_REUSED_BYTES // 8
     world = World(

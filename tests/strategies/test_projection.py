@@ -70,7 +70,7 @@ def test_statistics_are_those_of_the_client(D: Tensor, d: Tensor) -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(Y=vectors, C=vectors, now=vectors, then=vectors)
-def test_what_is_added_and_what_is_told_about_it_is_true(Y: Tensor, C: Tensor, now: Tensor, then: Tensor) -> None:
+def test_the_reported_overlap_matches_the_projection(Y: Tensor, C: Tensor, now: Tensor, then: Tensor) -> None:
     given = [v.clone() for v in (Y, C, now, then)]
     new, (share, removed) = add_orthogonal(LAYOUT, Y, C, now, then)
     assert all(map(torch.equal, given, (Y, C, now, then)))
@@ -145,7 +145,7 @@ def test_how_many_layers_are_worked_on_at_once_changes_nothing(block: int, monke
     torch.testing.assert_close(add_orthogonal(layout, Y, C, now, then)[0], expected, rtol=1e-14, atol=1e-14)
 
 
-def test_an_orthonormal_basis_drops_what_lies_in_the_span_of_those_before() -> None:
+def test_an_orthonormal_basis_drops_vectors_in_the_span_of_earlier_ones() -> None:
     one, two = torch.tensor([3.0, 4.0, 0.0], dtype=torch.float64), torch.tensor([0.0, 5.0, 0.0], dtype=torch.float64)
     basis = orthonormal([one, 2 * one, torch.zeros_like(one), two, one + two, one + 1e-7 * two])
     # (0, 5) - 4 (.6, .8) = (-2.4, 1.8), of length 3

@@ -55,7 +55,7 @@ def noted(engine: ScriptedEngine, name: str) -> list[float]:
 # ---------------------------------------------------------------- the average and the picks
 
 
-def test_the_first_round_waits_for_everybody_and_weighs_by_examples() -> None:
+def test_the_first_round_waits_for_all_clients_and_weights_by_examples() -> None:
     engine = opened(Safa(sample=1), [0, 0], TWO)
     engine.arrive(0, [4, 0], at=1.0)
     engine.advance(1.5)
@@ -69,7 +69,7 @@ def test_the_first_round_waits_for_everybody_and_weighs_by_examples() -> None:
     assert noted(engine, "picks") == [1]  # client 0, the first to come
 
 
-def test_who_was_picked_last_round_is_bypassed_and_counts_from_the_next_round_on() -> None:
+def test_a_client_picked_last_round_is_bypassed_and_counts_from_the_next_round() -> None:
     engine = second_round()
     engine.arrive(0, [12], at=4.0)
     engine.advance()
@@ -144,7 +144,7 @@ def test_missing_picks_come_from_the_bypass_in_order_of_arrival() -> None:
     assert engine.model.tolist() == [6]  # 0 picked, 1 fills up: (6 + 9 + 3) / 3
 
 
-def test_who_answers_in_the_instant_a_round_ends_is_of_that_round() -> None:
+def test_updates_at_the_time_a_round_ends_belong_to_it() -> None:
     engine = second_round()
     engine.arrive(1, [0], at=4.0)
     engine.arrive(2, [15])  # the quota is met: bypassed
@@ -181,7 +181,7 @@ def test_a_share_is_rounded_up_and_grows_with_the_newcomers() -> None:
 # ---------------------------------------------------------------- the cap
 
 
-def test_at_the_cap_a_round_ends_with_whoever_answered_and_the_others_go_on() -> None:
+def test_at_the_cap_a_round_ends_with_its_reports_and_other_clients_continue() -> None:
     engine = opened(Safa(sample=2, cap=5.0), [0], TWO)
     engine.arrive(0, [4], at=2.0)
     engine.advance(5.0)
@@ -380,7 +380,7 @@ def test_a_newcomer_waits_for_the_next_round_and_counts_once_it_answered() -> No
 # ---------------------------------------------------------------- lost clients
 
 
-def test_a_round_in_which_nobody_answers_keeps_the_model_and_the_next_one_begins() -> None:
+def test_a_round_without_reports_keeps_the_model_and_the_next_one_begins() -> None:
     engine = opened(Safa(), [5], TWO)
     engine.lose(0, at=1.0)
     engine.refuse(1, at=2.0)
@@ -389,7 +389,7 @@ def test_a_round_in_which_nobody_answers_keeps_the_model_and_the_next_one_begins
     assert at_work(engine) == [0, 1]
 
 
-def test_when_everybody_is_gone_the_next_to_come_begins_a_round() -> None:
+def test_when_all_clients_are_gone_the_next_to_join_begins_a_round() -> None:
     engine = opened(Safa(), [5], TWO)
     engine.lose(0, at=1.0, reachable=False)
     engine.arrive(1, [7], at=2.0, reachable=False)
@@ -400,7 +400,7 @@ def test_when_everybody_is_gone_the_next_to_come_begins_a_round() -> None:
     assert (at_work(engine), sent(engine, 0)) == ([0], [7])
 
 
-def test_what_was_bypassed_counts_even_when_nobody_is_picked() -> None:
+def test_bypassed_updates_count_even_without_picks() -> None:
     engine = second_round()
     engine.arrive(0, [12], at=4.0)
     engine.arrive(1, [0], at=5.0, reachable=False)
@@ -427,7 +427,7 @@ def test_statistics_are_averaged_over_the_caches_and_counters_take_the_maximum()
 
 
 @pytest.mark.parametrize("settings", [{"sample": None}, {"sample": 1.0, "lag": 0}])
-def test_with_everybody_picked_in_every_round_it_is_fedavg(settings: dict[str, Any]) -> None:
+def test_with_all_clients_picked_in_every_round_it_is_fedavg(settings: dict[str, Any]) -> None:
     script = "\n".join("wait 1\narrive 2\nwait 1\narrive 0\nwait 1\narrive 0" for _ in range(6))
     ours, theirs = (play(strategy, script, tiny_world(buffers=True)) for strategy in (Safa(**settings), FedAvg()))
     assert ours.ledger.version == theirs.ledger.version == 6

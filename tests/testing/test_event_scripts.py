@@ -62,7 +62,7 @@ def test_within_an_instant_updates_come_before_losses_and_both_before_newcomers(
     assert kinds == [(UpdateArrived, 2), (ClientReady, 2), (ClientLost, 0), (ClientReady, 0), (ClientReady, 3)]
 
 
-def test_steps_that_concern_nobody_do_nothing() -> None:
+def test_steps_without_a_candidate_have_no_effect() -> None:
     # the first instant is at 1 s; then all three arrive, and there is no fourth
     assert heard("back 0\nleave 3\nwait 1\narrive 0\narrive 0\narrive 0\narrive 0") == [(2.0, 0), (2.0, 1), (2.0, 2)]
 
@@ -103,7 +103,7 @@ def test_shrinking_makes_steps_plainer() -> None:
     assert format_script(shrink(script, lambda candidate: len(candidate) == 4)) == "wait 1\narrive 0\nwait 1\narrive 0"
 
 
-def test_what_always_fails_shrinks_to_nothing() -> None:
+def test_a_check_that_always_fails_shrinks_to_an_empty_script() -> None:
     assert shrink(random_script("calm", 0), lambda candidate: True) == ()
 
 

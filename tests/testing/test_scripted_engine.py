@@ -140,7 +140,7 @@ def test_a_newcomer_reports_ready_with_its_examples() -> None:
 # ---------------------------------------------------------------- time and order
 
 
-def test_a_timer_set_for_now_fires_when_all_who_arrive_now_have_arrived() -> None:
+def test_a_timer_set_for_now_fires_after_all_updates_of_this_instant() -> None:
     def answer(state: State, event: Event) -> list[Action]:
         if event.now < 1:
             return serve_ready(state, event)
@@ -215,7 +215,7 @@ def test_the_script_must_keep_the_order_of_an_instant() -> None:
     engine.arrive(2, at=1.5)
 
 
-def test_a_script_that_cannot_happen_is_told_apart_from_a_strategy_at_fault() -> None:
+def test_an_impossible_script_raises_script_error() -> None:
     engine = engine_of(serve_ready)
     engine.start()
     for wrong in (
@@ -369,7 +369,7 @@ def test_the_same_script_trains_the_same_models() -> None:
     assert torch.equal(first.local, second.local)
 
 
-def test_whoever_looks_on_sees_the_timers_an_answer_set() -> None:
+def test_watchers_see_the_timers_an_answer_set() -> None:
     seen: list[dict[str, float]] = []
     strategy = Scripted(lambda state, event: [SetTimer("t", 9.0)])
     engine = ScriptedEngine(strategy, tiny_world(2), watch=lambda engine, entry: seen.append(dict(engine.timers)))
