@@ -32,13 +32,13 @@ from offbeat.core.strategies import FedAsync, FedBuff
 from offbeat.core.threads import one_thread
 from offbeat.core.vector import Layout, Slice, flatten
 from offbeat.engine.gate import Gate
-from offbeat.engine.progress import rare_collection
+from offbeat.engine.process_memory import infrequent_garbage_collection
 from offbeat.engine.trace import Trace
-from offbeat.engine.trace_digest import BLOCK
+from offbeat.engine.trace_file import BLOCK_ROWS
 from offbeat.engine.until import Until
 from offbeat.engine.virtual.virtual_engine import VirtualEngine
 from offbeat.engine.worker import Worker
-from offbeat.experiment.run.execution import create, execute
+from offbeat.experiment.run.execution import create_run, execute_run
 from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.data import load
 from offbeat.scenario.delays import Uniform
@@ -123,7 +123,7 @@ def by_hand(clients: int, updates: int, trace: Trace, strategy: FedAsync) -> Non
         seq += 2
         if version < updates:
             heapreplace(due, dispatch(now, client))
-        if len(rows) >= BLOCK:
+        if len(rows) >= BLOCK_ROWS:
             trace.flush(durable=False)
     trace.flush()
 
@@ -135,7 +135,7 @@ def rate(updates: int = 100_000, repeats: int = 7) -> None:
     """
 
     def alone(trace: Trace) -> None:
-        with one_thread(), rare_collection():  # as the engine runs
+        with one_thread(), infrequent_garbage_collection():  # as the engine runs
             by_hand(1_000, updates, trace, FedAsync())
 
     contenders: dict[str, Callable[[Trace], object]] = {
@@ -221,8 +221,8 @@ def experiment(clients: int, updates: int) -> None:
         strategy=FedBuff(k=10, concurrency=min(clients, 1_000)),
         until=Until(updates=updates),
     )
-    run = create(Path("run"), wanted)
-    execute(run)
+    run = create_run(Path("run"), wanted)
+    execute_run(run)
     took, found = time.perf_counter() - began, run.summary()
     print(
         f"{peak_mb():.0f} MB in all with {clients:,} clients of an experiment ({empty:.0f} MB of it before), "

@@ -30,22 +30,22 @@ from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies import REGISTRY, FedBuff
 from offbeat.core.vector import flatten
-from offbeat.engine.progress import Outcome, rare_collection
+from offbeat.engine.process_memory import infrequent_garbage_collection
+from offbeat.engine.progress import Outcome
 from offbeat.engine.until import Until
 from offbeat.experiment import build
-from offbeat.experiment.run.side_by_side import run_together
+from offbeat.experiment.run.pooled_runs import SharedWorker, run_together
 from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.delays import Uniform
 from offbeat.scenario.models import LeNet5, Linear, ResNet
 from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST
 from offbeat.training.client_data import ClientData
 from offbeat.training.cuda import linear_softmax
-from offbeat.training.cuda.cuda_trainer import DeviceTrainer
+from offbeat.training.cuda.cuda_trainer import CudaTrainer
 from offbeat.training.evaluation import Evaluator
 from offbeat.training.stacked import batch_order, convolution, layers, masked_batch_norm
 from offbeat.training.trainer import Trainer, Training
 from offbeat.workers import registry
-from offbeat.workers.pool import Pool
 
 DEVICE = "cuda"
 PICTURES = (1, 28, 28)
@@ -95,13 +95,15 @@ def check() -> None:
         columns = convolution.patches(x, g)
         assert torch.equal(columns, patches_triton.patches(x, g))
         back = torch.randn_like(columns)
-        torch.testing.assert_close(convolution.put_back(back, x.shape, g), patches_triton.put_back(back, x.shape, g))
+        torch.testing.assert_close(
+            convolution.fold_patches(back, x.shape, g), patches_triton.fold_patches(back, x.shape, g)
+        )
     x = torch.randint(0, 3, (2, 3, 7, 7, 2), device=DEVICE).float()
-    best = convolution.largest(x, (2, 2))
+    best = convolution.max_of_windows(x, (2, 2))
     grad = torch.randn_like(best)
-    assert torch.equal(best, patches_triton.largest(x, (2, 2)))
+    assert torch.equal(best, patches_triton.max_of_windows(x, (2, 2)))
     assert torch.equal(
-        convolution.to_the_first(x, best, grad, (2, 2)), patches_triton.to_the_first(x, best, grad, (2, 2))
+        convolution.max_pool_gradient(x, best, grad, (2, 2)), patches_triton.max_pool_gradient(x, best, grad, (2, 2))
     )
     print("kernels agree with their torch forms")
     orders_agree()
@@ -112,8 +114,8 @@ def check() -> None:
             trainer = trainer_of(model, 5, 40, training, torch.float64)
             jobs = jobs_of(trainer, 5, 40)
             jobs[1] = replace(jobs[1], num_examples=33)  # where there is BatchNorm: batches of 16 and 17
-            stacks = DeviceTrainer([trainer])
-            answers, worst = stacks.attempt(jobs), 0.0
+            stacks = CudaTrainer([trainer])
+            answers, worst = stacks.train_many(jobs), 0.0
             assert not stacks._others, f"{model} is not trained by a program"
             for job, answer in zip(jobs, answers, strict=True):
                 assert isinstance(answer, Result), answer
@@ -128,11 +130,13 @@ def orders_agree() -> None:
     """Orders that the GPU draws are those torch draws, whatever the numbers of examples and steps."""
     trainer = trainer_of("linear", 40, 300, Training(batch=16, steps=50), torch.float32)
     jobs = [replace(job, num_examples=1 + 7 * i) for i, job in enumerate(jobs_of(trainer, 40, 300))]
-    taken, placed = [trainer.plan(job).steps for job in jobs], [trainer.data.in_one_place()] * len(jobs)
-    drawn = batch_order.orders_of(jobs, taken, placed, 44, batch=16, merge=False)
-    told = batch_order.one_by_one(jobs, taken, torch.zeros_like(drawn.order, device="cpu"), batch=16, merge=False)
+    taken, placed = [trainer.make_plan(job).steps for job in jobs], [trainer.data.as_index()] * len(jobs)
+    drawn = batch_order.draw_batch_order(jobs, taken, placed, 44, batch=16, merge=False)
+    told = batch_order.draw_orders_on_host(
+        jobs, taken, torch.zeros_like(drawn.order, device="cpu"), batch=16, merge=False
+    )
     alone = replace(drawn, order=told.to(DEVICE))
-    for ours, theirs in zip(drawn.at(0, 50, 16), alone.at(0, 50, 16), strict=True):
+    for ours, theirs in zip(drawn.batch_rows(0, 50, 16), alone.batch_rows(0, 50, 16), strict=True):
         assert torch.equal(ours, theirs)
     print("orders drawn on the GPU are torch's")
 
@@ -189,7 +193,7 @@ def normal_of(layer: nn.BatchNorm2d, x: torch.Tensor, *rest: torch.Tensor, cut: 
         "running_var": torch.ones_like(weight),
         "num_batches_tracked": torch.zeros(3, dtype=torch.int64, device=DEVICE),
     }
-    batch = masked_batch_norm.Batch(sizes, x.shape[1], held)
+    batch = masked_batch_norm.BatchMask(sizes, x.shape[1], held)
     out = masked_batch_norm.batch_norm(x, weight, bias, "", layer, batch, *added, cut=cut)
     counted = batch.counts[:, :, None, None, None].to(x.dtype)  # of the others nobody asks
     moved = batch.statistics["running_mean"] + batch.statistics["running_var"]
@@ -214,12 +218,12 @@ def straight_agrees() -> None:
         rates = torch.linspace(0.01, 0.1, 7, device=DEVICE).double()
         starts, rows = torch.arange(0, 350, 50), torch.randperm(550)[:500].remainder(500) if scattered else None
         given = (part if part is None else part.to(DEVICE) for part in (order, counts, steps, starts, rows, each))
-        drawn_by = batch_order.Orders(*given, batch=64, most=20)
-        begins = linear_softmax.copies(w.float().unbind(0))
+        drawn_by = batch_order.BatchOrder(*given, batch=64, most=20)
+        begins = linear_softmax.copy_vectors(w.float().unbind(0))
         for pulls in (None, torch.tensor([0.0, 3.0, 0.5, 0.0, 1.0, 0.1, 2.0], device=DEVICE).double()):
             exact, told = w.clone(), None if pulls is None else pulls.tolist()
             linear_softmax.descend(exact, layer, x, y, drawn_by, rates, pulls)
-            ours = linear_softmax_triton.descended(begins, layer, x.float(), y, drawn_by, rates.tolist(), told)
+            ours = linear_softmax_triton.train_jobs(begins, layer, x.float(), y, drawn_by, rates.tolist(), told)
             apart = float((torch.stack(ours) - exact).norm() / (exact - w).norm())
             how = "" if pulls is None else ", some pulled back"
             print(f"a linear layer of {classes} classes, 20 steps in one kernel{how}: float32 within {apart:.1e}")
@@ -284,17 +288,19 @@ def rows() -> None:
 def row(model: str, at_work: int, examples: int, training: Training) -> None:
     """Stacks against the eager loop, in turn; and the recorded step alone."""
     trainer = trainer_of(model, at_work, examples, training, torch.float32)
-    stacks = DeviceTrainer([trainer])
+    stacks = CudaTrainer([trainer])
     jobs = [jobs_of(trainer, at_work, examples, i) for i in range(6)]
     few = jobs[0][:10] if examples < 1000 else jobs[0][:1]
-    steps, few_steps = (sum(trainer.steps(j.client, j.work, j.num_examples) for j in some) for some in (jobs[0], few))
-    first = seconds(lambda: stacks.attempt(jobs[0]))
+    steps, few_steps = (
+        sum(trainer.count_steps(j.client, j.work, j.num_examples) for j in some) for some in (jobs[0], few)
+    )
+    first = seconds(lambda: stacks.train_many(jobs[0]))
     eager(trainer, few[:1])
     plain, stacked = [], []
-    with rare_collection():  # as within the engine
+    with infrequent_garbage_collection():  # as within the engine
         for again in jobs[1:]:
             loop = seconds(lambda: eager(trainer, few))
-            once = seconds(partial(stacks.attempt, again))
+            once = seconds(partial(stacks.train_many, again))
             times = max(1, round(loop / once))  # each for as long as the other: a few milliseconds say little
             took = seconds(partial(repeatedly, stacks, jobs, times)) / times if times > 1 else once
             plain.append(loop / few_steps)
@@ -311,9 +317,9 @@ def row(model: str, at_work: int, examples: int, training: Training) -> None:
     torch.cuda.reset_peak_memory_stats()
 
 
-def repeatedly(stacks: DeviceTrainer, jobs: list[list[Job]], times: int) -> None:
+def repeatedly(stacks: CudaTrainer, jobs: list[list[Job]], times: int) -> None:
     for i in range(times):
-        stacks.attempt(jobs[i % len(jobs)])
+        stacks.train_many(jobs[i % len(jobs)])
 
 
 def engine_row(model: str, at_work: int) -> None:
@@ -321,7 +327,7 @@ def engine_row(model: str, at_work: int) -> None:
     make, shape = MODELS[model]
     torch.manual_seed(0)
     pairs = [(torch.randn(200, *shape), torch.randint(0, 10, (200,))) for _ in range(at_work)]
-    data, module = ClientData.own(pairs).to(DEVICE), make().to(DEVICE)
+    data, module = ClientData.separate(pairs).to(DEVICE), make().to(DEVICE)
     experiment = Experiment(
         clients=at_work,
         delays=Uniform(low=10.0, high=100.0),
@@ -330,9 +336,11 @@ def engine_row(model: str, at_work: int) -> None:
         until=Until(updates=200 * at_work),
         evaluate_every=1e9,
     )
-    x, y = data.pooled()
+    x, y = data.all_examples()
     setup = build.assemble(module, data, Evaluator(module, x[:200], y[:200]), experiment)
-    engine = build.engine(setup, experiment, worker=registry.make(registry.parse("cuda"), setup.trainer))
+    engine = build.build_engine(
+        setup, experiment, worker=registry.make_worker(registry.parse_worker("cuda"), setup.trainer)
+    )
     took = seconds(engine.run)
     some = jobs_of(setup.trainer, 20, 200)
     eager(setup.trainer, some[:2])  # whatever is made once is made before
@@ -361,18 +369,18 @@ def eager(trainer: Trainer, jobs: list[Job]) -> None:
         torch.cat([parameter.detach().flatten() for parameter in module.parameters()])
 
 
-def played(stacks: DeviceTrainer, jobs: list[Job]) -> float:
+def played(stacks: CudaTrainer, jobs: list[Job]) -> float:
     """Steps a second of the recorded step, played and nothing else; or of the one kernel that has all of them."""
     if not stacks._programs:
         from offbeat.training.cuda import linear_softmax_triton
 
         trainer, way = stacks._trainers[0], next(iter(stacks._straight.values()))
-        steps, count = [trainer.plan(job).steps for job in jobs], len(jobs)
-        drawn = batch_order.orders_of(
+        steps, count = [trainer.make_plan(job).steps for job in jobs], len(jobs)
+        drawn = batch_order.draw_batch_order(
             jobs, steps, [stacks._placed[0]] * count, count, trainer.training.batch, merge=False
         )
         with profile(activities=[ProfilerActivity.CUDA]) as seen:
-            linear_softmax_triton.descended([job.base for job in jobs], way.layer, way.x, way.y, drawn, [0.01] * count)
+            linear_softmax_triton.train_jobs([job.base for job in jobs], way.layer, way.x, way.y, drawn, [0.01] * count)
             torch.cuda.synchronize()
         return sum(steps) / sum(one.device_time_total * 1e-6 for one in seen.key_averages() if "_descended" in one.key)
     program = next(reversed(stacks._programs.values()))
@@ -402,10 +410,10 @@ def table(names: str, limit: float = 1e9) -> None:
     }
     began = time.perf_counter()
     made = {i: build.setup(experiment, DEVICE) for i, experiment in enumerate(experiments.values())}
-    pool = Pool(lambda owner: registry.pooled([one.trainer for one in made.values()], owner))
+    pool = SharedWorker(lambda owner: registry.make_shared([one.trainer for one in made.values()], owner))
     stop: Callable[[object], bool] = lambda _: time.perf_counter() - began > limit  # noqa: E731
     engines = {
-        i: build.engine(one, experiment, worker=pool.port(i), watch=stop)
+        i: build.build_engine(one, experiment, worker=pool.worker_for(i), watch=stop)
         for (i, one), experiment in zip(made.items(), experiments.values(), strict=True)
     }
     labels, ends = list(experiments), {}

@@ -16,11 +16,10 @@ from typing import Any
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import Strategy, World
 from offbeat.engine.checkpoint import Checkpoints
-from offbeat.engine.live.connections import Patience
-from offbeat.engine.live.journal import Record
+from offbeat.engine.live.journal import Journal
 from offbeat.engine.live.live_engine import LiveEngine
-from offbeat.engine.live.site_ids import Roster
-from offbeat.engine.live.transport import Assignment, Farewell, Heard, Hello, Question, Returned, Scores
+from offbeat.engine.live.sites import SiteIds, Timeouts
+from offbeat.engine.live.transport import Farewell, Hello, JobAnswer, JobMessage, Question, Scores, SiteMessage
 from offbeat.engine.trace import Trace
 from offbeat.engine.until import Until
 from offbeat.testing import TinyClients, tiny_world, with_probe
@@ -50,7 +49,7 @@ class Site:
     def hello(self, address: int) -> Hello:
         return Hello(address, self.name, f"token of {self.name}", self.num_examples, "layout", "code")
 
-    def work(self, order: Assignment) -> Result:
+    def work(self, order: JobMessage) -> Result:
         if self.outbox is not None and self.outbox.ticket == order.ticket:
             return self.outbox
         if self.outbox is not None and order.accepted == self.outbox.ticket:
@@ -78,7 +77,7 @@ class Sites:
 
     sites: dict[int, Site]  # by address
     time: float = 0.0
-    arriving: list[tuple[float, int, Heard]] = field(default_factory=list)
+    arriving: list[tuple[float, int, SiteMessage]] = field(default_factory=list)
     order: Any = field(default_factory=count)
     sent: list[tuple[int, object]] = field(default_factory=list)
     kill_at: float | None = None
@@ -90,15 +89,15 @@ class Sites:
         for address in addresses or self.sites:
             self.put(at, self.sites[address].hello(address))
 
-    def put(self, at: float, heard: Heard) -> None:
+    def put(self, at: float, heard: SiteMessage) -> None:
         heappush(self.arriving, (at, next(self.order), heard))
 
     def send(self, address: int, order: object) -> int:
         self.sent.append((address, order))
         site = self.sites[address]
-        if isinstance(order, Assignment):
+        if isinstance(order, JobMessage):
             result = replace(site.work(order), memory={})
-            returned = Returned(address, result, site.num_examples, seconds=site.seconds / 2, size=100)
+            returned = JobAnswer(address, result, site.num_examples, seconds=site.seconds / 2, size=100)
             self.put(self.time + site.seconds, returned)
         elif isinstance(order, Question):
             values = {"acc": float(order.model.sum())} if site.tests else {}
@@ -107,7 +106,7 @@ class Sites:
             site.farewell = order
         return 0
 
-    def receive(self, timeout: float) -> list[Heard]:
+    def receive(self, timeout: float) -> list[SiteMessage]:
         due = self.time + max(timeout, 1e-9)  # time always passes
         if self.arriving and self.arriving[0][0] <= due:
             due = max(self.time, self.arriving[0][0])
@@ -148,13 +147,13 @@ def stored(strategy: Strategy, world: World, sites: Sites, folder: Path, **more:
     """The same, in a folder, as far as it has come."""
     made = {
         "trace": Trace(folder / "run.sqlite"),
-        "record": Record(folder / "record", full=more.pop("full", False)),
+        "journal": Journal(folder / "record", full=more.pop("full", False)),
         "checkpoints": Checkpoints(folder / "checkpoint"),
-        "roster": Roster.at(folder / "sites.json"),
+        "site_ids": SiteIds.load(folder / "sites.json"),
     }
     engine = live(strategy, world, sites, **made, **more)
     engine.restore()
     return engine
 
 
-PATIENT = Patience(first=50.0, factor=10.0, least=5.0, gone=20.0, last=5.0)
+TIMEOUTS = Timeouts(first_answer=50.0, round_trip_factor=10.0, minimum=5.0, disconnected=20.0, final_scores=5.0)

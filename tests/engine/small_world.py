@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from offbeat.core.client_environment import Trip
+from offbeat.core.client_environment import JobTiming
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import (
     Action,
@@ -27,11 +27,11 @@ from offbeat.engine.client_store import ClientMemory
 from offbeat.engine.until import Until
 from offbeat.engine.virtual.virtual_engine import VirtualEngine
 from offbeat.engine.worker import Worker
-from offbeat.scenario.faults import spoiler
+from offbeat.scenario.faults import result_modifier
 from offbeat.scenario.simulated_world import SimulatedWorld
 from offbeat.testing import with_probe
-from offbeat.workers.fault_injection import Faulty
 from offbeat.workers.inline import Inline
+from offbeat.workers.wrappers import FaultyWorker
 
 LAYOUT = Layout((Slice("w", (2,), 0, 2, "param"),))
 LAYERED = Layout((Slice("body.weight", (2, 1), 0, 2, "param"), Slice("head.weight", (3, 2), 2, 8, "param")))
@@ -46,9 +46,9 @@ class Surroundings:
     slow: dict[tuple[int, int], float] = field(default_factory=dict)  # jobs that take another time than expected
     away: dict[int, list[tuple[float, float]]] = field(default_factory=dict)  # client -> [from, to)
 
-    def trip(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> Trip:
+    def time_job(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> JobTiming:
         expected = self.durations[client]
-        return Trip(self.slow.get((client, index), expected), expected, (client, index) in self.crashes)
+        return JobTiming(self.slow.get((client, index), expected), expected, (client, index) in self.crashes)
 
     def next_available(self, client: int, now: float) -> float:
         for start, end in self.away.get(client, []):
@@ -56,7 +56,7 @@ class Surroundings:
                 return end
         return now
 
-    def leaves(self, client: int, now: float) -> float:
+    def next_departure(self, client: int, now: float) -> float:
         return min((start for start, _ in self.away.get(client, []) if start > now), default=inf)
 
     def num_examples(self, client: int, index: int, now: float) -> int:
@@ -116,6 +116,6 @@ def make_engine(
     if memory is not None:
         world = replace(world, store=memory.store)
     worker = worker or Inline(train)
-    if spoil := spoiler(getattr(surroundings, "faults", ()), layout):
-        worker = Faulty(worker, spoil)
+    if spoil := result_modifier(getattr(surroundings, "faults", ()), layout):
+        worker = FaultyWorker(worker, spoil)
     return VirtualEngine(strategy, world, surroundings, worker, until=until, **settings)

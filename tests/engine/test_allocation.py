@@ -13,9 +13,9 @@ from offbeat.engine import process_memory
 COUNTED = """
 import resource
 import torch
-from offbeat.engine.process_memory import keep_freed
+from offbeat.engine.process_memory import keep_freed_memory
 
-keep_freed()
+keep_freed_memory()
 
 def faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -45,6 +45,6 @@ def test_where_there_is_no_such_thing_nothing_happens(monkeypatch):
         raise OSError("no such library")
 
     monkeypatch.setattr(process_memory.ctypes, "CDLL", nowhere)
-    process_memory.keep_freed()
+    process_memory.keep_freed_memory()
     monkeypatch.setattr(process_memory.ctypes, "CDLL", lambda name: object())
-    process_memory.keep_freed()
+    process_memory.keep_freed_memory()

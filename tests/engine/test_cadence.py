@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from offbeat.engine.checkpoint_interval import Cadence
+from offbeat.engine.checkpoint import CheckpointTimer
 
 
 class Clock:
@@ -20,10 +20,10 @@ class Clock:
 def taken(every: float, cost: float, lasts: float, step: float) -> tuple[int, float]:
     """How many checkpoints a run takes, and how long the run is with them; `step` is what an event takes."""
     clock, written = Clock(), 0
-    cadence, began = Cadence(every, clock), clock.now
+    cadence, began = CheckpointTimer(every, clock), clock.now
     while clock.now - began < lasts:
         clock.now += step
-        if cadence.due():
+        if cadence.is_due():
             with cadence.writing():
                 clock.now += cost
             written += 1
@@ -52,15 +52,15 @@ def test_zero_is_after_every_event_whatever_it_costs():
 
 def test_one_that_was_slow_once_does_not_slow_down_the_next():
     clock = Clock()
-    cadence = Cadence(10.0, clock)
+    cadence = CheckpointTimer(10.0, clock)
     clock.now += 10.0
     with cadence.writing():
         clock.now += 2.0  # 98 s of rest
     clock.now += 97.9
-    assert not cadence.due()
+    assert not cadence.is_due()
     clock.now += 0.2
-    assert cadence.due()
+    assert cadence.is_due()
     with cadence.writing():
         clock.now += 0.01
     clock.now += 10.0
-    assert cadence.due()
+    assert cadence.is_due()

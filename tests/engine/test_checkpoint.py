@@ -7,6 +7,7 @@ import hashlib
 import json
 import os
 
+import messages
 import pytest
 import torch
 
@@ -101,7 +102,7 @@ def test_the_last_two_are_kept_and_packs_nobody_needs_are_removed(tmp_path):
 
 
 def test_mostly_dead_packs_are_left_behind(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoint, "SLACK", 0)
+    monkeypatch.setattr(checkpoint, "MIN_DEAD_BYTES", 0)
     store, keep = Checkpoints(tmp_path), torch.zeros(10)
     save(store, [keep, torch.zeros(10_000)])
     for _ in range(3):  # only the small one lives on: it must not keep 40 kB alive for ever
@@ -180,7 +181,7 @@ def test_a_checkpoint_of_another_format_is_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoint, "FORMAT", 99)
     save(Checkpoints(tmp_path), [1])
     monkeypatch.undo()
-    with pytest.raises(CheckpointError, match="format 99, this version reads 1 to 3"):
+    with pytest.raises(CheckpointError, match=messages.UNKNOWN_FORMAT):
         load(tmp_path)
 
 
@@ -192,9 +193,9 @@ def sealed(body: str) -> str:
     "change",
     [
         {"packs": None}, {"packs": {"../x.safetensors": {"sha256": "", "bytes": 1}}},
-        {"packs": {"000001.safetensors": {}}}, {"home": 3},
-        {"home": [[0, "nowhere.safetensors"]]}, {"home": [["a", "000001.safetensors"]]},
-        {"home": [[7, "000001.safetensors"]]},
+        {"packs": {"000001.safetensors": {}}}, {"pack_of": 3},
+        {"pack_of": [[0, "nowhere.safetensors"]]}, {"pack_of": [["a", "000001.safetensors"]]},
+        {"pack_of": [[7, "000001.safetensors"]]},
         {"next": "many"}, {"tree": 1}, {"tree": {"$tensor": 55}}, {"format": []}, {"format": None},
     ],
     ids=str,
@@ -229,7 +230,7 @@ def test_a_pack_with_a_valid_hash_that_is_none_is_one_line(tmp_path):
         pack_file.write_bytes(data)
         body["packs"][pack_file.name]["sha256"] = hashlib.sha256(data).hexdigest()
         path.write_text(sealed(json.dumps(body)))
-        with pytest.raises(CheckpointError, match=r"000001.safetensors is not the pack"):
+        with pytest.raises(CheckpointError, match=messages.INVALID_PACK):
             load(tmp_path)
 
 
@@ -240,8 +241,8 @@ def test_no_link_is_followed_when_a_file_is_written(tmp_path):
     folder.mkdir()
     for name in ("000001.json", "000001.json.tmp", "000001.safetensors", "000001.safetensors.tmp"):
         (folder / name).symlink_to(victim)
-    checkpoint.write_whole(folder / "000001.json", b"new")
-    checkpoint.write_whole(folder / "000001.safetensors", b"new")
+    checkpoint.write_atomically(folder / "000001.json", b"new")
+    checkpoint.write_atomically(folder / "000001.safetensors", b"new")
     assert victim.read_text() == "precious"
     assert (folder / "000001.json").read_bytes() == b"new"
 

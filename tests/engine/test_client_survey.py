@@ -14,7 +14,7 @@ from torch import Tensor
 from offbeat.core.strategies import FedAsync
 from offbeat.core.strategy_contract import contract_of
 from offbeat.engine.checkpoint import Checkpoints
-from offbeat.engine.model_evaluation import Judge
+from offbeat.engine.model_evaluation import ModelEvaluator
 from offbeat.engine.progress import Status
 from offbeat.engine.trace import Trace
 from offbeat.engine.until import Until
@@ -41,7 +41,9 @@ class Personal(Eager):
 
 def engine_with(survey: Any, strategy: Any = None, seconds: float = 10.0, **settings: Any) -> Any:
     world = Surroundings({0: 2.0, 1: 5.0})
-    return make_engine(strategy or Eager(), world, until=Until(seconds=seconds), survey=survey, every=1.0, **settings)
+    return make_engine(
+        strategy or Eager(), world, until=Until(seconds=seconds), survey=survey, evaluate_every=1.0, **settings
+    )
 
 
 def test_it_is_made_once_at_the_end_and_recorded_before_the_stop() -> None:
@@ -72,7 +74,9 @@ def test_a_method_with_a_model_for_each_client_is_asked_for_it() -> None:
     model = engine.run().model
     own = dict(engine.trace.rows("SELECT client, value FROM clients"))
     assert own == {0: float(model[0]), 1: 1 + float(model[0]) + 10}
-    assert torch.equal(Judge(lambda model: {}, contract_of(Eager()), LAYOUT).model_of(None, model, {})(3), model)
+    assert torch.equal(
+        ModelEvaluator(lambda model: {}, contract_of(Eager()), LAYOUT).model_of(None, model, {})(3), model
+    )
 
 
 def test_a_stopped_run_surveys_where_it_would_have(tmp_path: Path) -> None:
@@ -99,5 +103,5 @@ def test_what_clients_scored_is_part_of_the_digest_and_is_cut_with_the_rest() ->
     seq = trace.seq
     trace.clients(2.0, 0, {0: {"acc": 0.6}})
     assert trace.digest() != before
-    trace.cut(seq)
+    trace.truncate(seq)
     assert trace.digest() == before

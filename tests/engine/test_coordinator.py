@@ -6,10 +6,10 @@ from dataclasses import dataclass, replace
 from math import inf
 from typing import Any
 
+import messages
 import numpy as np
 import pytest
 import torch
-from odd_worker import OddWorker
 from small_world import Eager, Surroundings, add_one, make_engine
 
 from offbeat.core.errors import RunError
@@ -24,6 +24,7 @@ from offbeat.engine.trace import Trace
 from offbeat.engine.until import Until
 from offbeat.engine.virtual.virtual_engine import VirtualEngine
 from offbeat.testing import TinyClients, identical, tiny_world, with_probe
+from shuffling_worker import ShufflingWorker
 
 SPEEDS = {0: 1.0, 1: 1.7, 2: 3.1, 3: 2.3}
 
@@ -79,7 +80,7 @@ def test_refused_it_is_lost_then_ready_and_after_three_in_a_row_it_has_to_wait()
         assert [name for name, *_ in strategy.seen[-2:]] == ["ClientLost", "ClientReady"]
     # the third time it waits as long as its job took, 2.5 s - 2 s, times 2^0
     assert run.answered(2.5, job.ticket, "again", back=2.5) == [Offer(0, 3.0)]
-    assert not run.ledger.idle(0)
+    assert not run.ledger.is_idle(0)
 
 
 def test_an_expired_ticket_keeps_its_client_away_until_the_host_says_otherwise():
@@ -87,7 +88,7 @@ def test_an_expired_ticket_keeps_its_client_away_until_the_host_says_otherwise()
     job = run.begin(0.0)[0]
     assert run.expired(5.0, job.ticket, "crashed", back=inf) == [Offer(0, inf)]
     assert strategy.seen[-1] == ("ClientLost", 5.0, 0, job.ticket)
-    assert not run.ledger.idle(0)
+    assert not run.ledger.is_idle(0)
 
 
 def test_timers_are_orders_and_come_back_as_facts():
@@ -96,7 +97,7 @@ def test_timers_are_orders_and_come_back_as_facts():
 
     run, strategy = talk(answer)
     assert run.begin(0.0) == [SetTimer("t", 4.0), CancelTimer("u")]
-    run.fired(4.0, "t")
+    run.timer_fired(4.0, "t")
     assert strategy.seen[-1] == ("TimerFired", 4.0, "t")
 
 
@@ -109,7 +110,7 @@ def test_an_error_says_what_was_being_answered():
 
 def test_an_answer_that_is_no_list_is_no_answer():
     run, _ = talk(lambda state, event: ())
-    with pytest.raises(ProtocolError, match="returned a tuple: it returns a list"):
+    with pytest.raises(ProtocolError, match=messages.NO_LIST):
         run.begin(0.0)
 
 
@@ -127,14 +128,14 @@ def test_facts_of_a_journal_lead_to_the_same_state_and_the_same_orders(name):
         due = next((o for o in orders if isinstance(o, SetTimer) and o.at <= now), None)
         if due is not None:
             orders = [o for o in orders if not (isinstance(o, SetTimer) and o.key == due.key)]
-            pending = run.fired(now, due.key)
-        elif not run.ledger.open:
+            pending = run.timer_fired(now, due.key)
+        elif not run.ledger.open_jobs:
             break
         elif n % 7 == 5:
-            pending = run.expired(now, min(run.ledger.open), "crashed", back=now)
+            pending = run.expired(now, min(run.ledger.open_jobs), "crashed", back=now)
         else:
-            ticket = list(run.ledger.open)[n % len(run.ledger.open)]
-            pending = run.answered(now, ticket, clients(run.ledger.open[ticket]), back=now)
+            ticket = list(run.ledger.open_jobs)[n % len(run.ledger.open_jobs)]
+            pending = run.answered(now, ticket, clients(run.ledger.open_jobs[ticket]), back=now)
     assert run.progress.updates > 2
     again = Coordinator(strategy, with_probe(tiny_world(4, buffers=True), strategy))
     again.replay(journal)
@@ -155,7 +156,7 @@ def engine_of(name: str, worker: Any = None) -> VirtualEngine:
 
 @pytest.mark.parametrize("name", REGISTRY)
 def test_a_worker_that_trains_early_late_twice_elsewhere_and_in_any_order_gives_the_same_bits(name):
-    plain, odd = engine_of(name), engine_of(name, lambda train: OddWorker(train, seed=1))
+    plain, odd = engine_of(name), engine_of(name, lambda train: ShufflingWorker(train, seed=1))
     expected, given = plain.run(), odd.run()
     odd.worker.close()
     assert odd.trace.digest() == plain.trace.digest()
@@ -197,7 +198,9 @@ def test_what_will_never_arrive_is_never_computed():
         return result_of(job)
 
     surroundings = Surroundings({0: 1.0, 1: 7.0}, crashes={(0, 1)})
-    engine = make_engine(Eager(), surroundings, until=Until(seconds=12.0), train=train, worker=OddWorker(train, 0))
+    engine = make_engine(
+        Eager(), surroundings, until=Until(seconds=12.0), train=train, worker=ShufflingWorker(train, 0)
+    )
     engine.run()
     engine.worker.close()
     assert (0, 1) not in computed  # it crashes
@@ -205,7 +208,7 @@ def test_what_will_never_arrive_is_never_computed():
     assert {(0, 0), (1, 0)} <= set(computed)
 
 
-class Watched(OddWorker):
+class Watched(ShufflingWorker):
     """Tells what it was given, and when that is due."""
 
     def __init__(self, train: Any, seed: int = 0) -> None:
@@ -221,8 +224,8 @@ class Watched(OddWorker):
 class Twice(Surroundings):
     """Every upload comes again, half a second later."""
 
-    def trip(self, *asked: Any) -> Any:
-        return super().trip(*asked)._replace(again=0.5)
+    def time_job(self, *asked: Any) -> Any:
+        return super().time_job(*asked)._replace(duplicate_after=0.5)
 
 
 def test_after_a_resume_a_job_is_given_once_though_its_upload_comes_twice(tmp_path):
@@ -241,23 +244,23 @@ def test_after_a_resume_a_job_is_given_once_though_its_upload_comes_twice(tmp_pa
 
 
 def test_an_answer_to_a_ticket_that_expires_is_not_kept():
-    class Eavesdropping(OddWorker):
+    class Eavesdropping(ShufflingWorker):
         def collect(self, tickets: Any) -> list[Any]:
             return [
                 *super().collect(tickets),
-                *(result_of(engine.coordinator.ledger.open[t]) for t in engine.coordinator.ledger.open),
+                *(result_of(engine.coordinator.ledger.open_jobs[t]) for t in engine.coordinator.ledger.open_jobs),
             ]
 
     surroundings = Surroundings({0: 1.0, 1: 1.0}, crashes={(1, 0)})
     engine = make_engine(Eager(), surroundings, until=Until(seconds=30.0), worker=Eavesdropping(add_one, 0))
     engine.run()
-    assert engine._verdicts.keys() <= engine.coordinator.ledger.open.keys()
+    assert engine._verdicts.keys() <= engine.coordinator.ledger.open_jobs.keys()
 
 
 def test_a_watcher_is_told_how_old_the_work_under_way_is():
     seen: list[Any] = []
     engine = make_engine(
-        Eager(), Surroundings({0: 1.0, 1: 2.5}), until=Until(seconds=2.0), every=2.0, watch=seen.append
+        Eager(), Surroundings({0: 1.0, 1: 2.5}), until=Until(seconds=2.0), evaluate_every=2.0, watch=seen.append
     )
     engine.run()
     # at 2 s client 0 has been heard twice: its third job is of version 2, client 1's of version 0
@@ -295,5 +298,5 @@ def test_a_run_whose_trace_is_in_memory_cannot_go_on_later(tmp_path):
     engine.interrupt = True
     engine.run()
     again = make_engine(FedAsync(), Surroundings({0: 1.0}), until=Until(seconds=5.0), checkpoints=Checkpoints(tmp_path))
-    with pytest.raises(RunError, match="trace is in memory"):
+    with pytest.raises(RunError, match=messages.TRACE_IN_MEMORY):
         again.restore()

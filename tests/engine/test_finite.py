@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import messages
 import pytest
 import torch
 from small_world import LAYOUT, Eager, Surroundings, make_engine
@@ -13,8 +14,9 @@ from offbeat.core.errors import RunError
 from offbeat.core.jobs import Result
 from offbeat.core.protocol import Action, ClientReady, Commit, Dispatch, Event, LocalWork, World
 from offbeat.core.strategies import FedPSA, OrthoFL
-from offbeat.engine import divergence
+from offbeat.engine import strategy_driver
 from offbeat.engine.checkpoint import Checkpoints
+from offbeat.engine.progress import is_divergence
 from offbeat.engine.trace import Trace
 from offbeat.engine.until import Until
 from offbeat.engine.virtual.virtual_engine import VirtualEngine
@@ -48,7 +50,7 @@ class Spoiling:
 
 @pytest.fixture(autouse=True)
 def looks_are_frequent(monkeypatch):
-    monkeypatch.setattr(divergence, "EVERY", 16)
+    monkeypatch.setattr(strategy_driver, "UPDATES_BETWEEN_CHECKS", 16)
 
 
 def sound(job):
@@ -81,7 +83,7 @@ def test_evaluation_never_sees_it_and_the_end_is_evaluated_on_the_last_finite_mo
         seen.append(model.tolist())
         return {"first": float(model[0])}
 
-    engine = engine_of(Spoiling(at=20), evaluate=evaluate, every=3.0)
+    engine = engine_of(Spoiling(at=20), evaluate=evaluate, evaluate_every=3.0)
     outcome = engine.run()
     # at 18 s the look before the evaluation finds version 18 sound, at 21 s version 21 is not; tickets count from 0
     assert outcome.reason == "not finite: a Commit after version 18, which is kept; tickets since: 18, 19, 20"
@@ -132,11 +134,11 @@ def test_a_checkpoint_of_it_is_not_written_and_a_resumed_run_ends_the_same(tmp_p
     whole = engine_of(Spoiling(at=20)).run()
     trace, folder = Trace(tmp_path / "run.sqlite"), tmp_path / "checkpoint"
     engine = engine_of(Spoiling(at=20), trace=trace, checkpoints=Checkpoints(folder), checkpoint_every=1e9)
-    engine.presence.surroundings.trip = stopping(engine, engine.presence.surroundings.trip)  # type: ignore[method-assign]
+    engine.availability.environment.time_job = stopping(engine, engine.availability.environment.time_job)  # type: ignore[method-assign]
     assert engine.run().reason == "interrupted"
     assert engine.coordinator.progress.updates == 18
     written = sorted(path.name for path in folder.iterdir())
-    engine.coordinator.model = torch.full((2,), INF)
+    engine.coordinator.driver.model = torch.full((2,), INF)
     engine.save()
     assert sorted(path.name for path in folder.iterdir()) == written
     trace.close()
@@ -150,7 +152,7 @@ def test_a_checkpoint_of_it_is_not_written_and_a_resumed_run_ends_the_same(tmp_p
 def test_a_run_cannot_begin_with_one():
     world = World(model=torch.tensor([1.0, float("nan")]), layout=LAYOUT, clients={0: 10})
     engine = VirtualEngine(Eager(), world, Surroundings({0: 1.0}), Inline(sound), until=Until(seconds=5.0))
-    with pytest.raises(RunError, match="the model to begin with holds numbers that are not finite"):
+    with pytest.raises(RunError, match=messages.NOT_FINITE_START):
         engine.run()
 
 
@@ -190,7 +192,7 @@ def test_a_run_that_fell_back_is_judged_by_the_model_it_kept_even_where_clients_
 
     engine = engine_of(Alone(at=20), evaluate=lambda model: {"w": float(model[0])})
     outcome = engine.run()
-    assert divergence.ended(outcome.reason)
+    assert is_divergence(outcome.reason)
     assert outcome.metrics == {"w": float(outcome.model[0])}
 
 
@@ -199,10 +201,10 @@ def test_of_a_method_that_never_commits_a_few_tickets_are_kept():
         def on_event(self, state, event):
             return [Dispatch(event.client, state.model)] if isinstance(event, ClientReady) else []
 
-    engine = engine_of(Silent(at=1), seconds=60.0, every=10.0)
+    engine = engine_of(Silent(at=1), seconds=60.0, evaluate_every=10.0)
     engine.run()
-    footing = engine.coordinator.footing
-    assert (footing.tickets, footing.more) == (
-        list(range(divergence.NAMED)),
-        60 - divergence.NAMED,
+    last_finite = engine.coordinator.driver.last_finite
+    assert (last_finite.tickets, last_finite.more_tickets) == (
+        list(range(strategy_driver.MAX_NAMED_TICKETS)),
+        60 - strategy_driver.MAX_NAMED_TICKETS,
     )  # one update a second

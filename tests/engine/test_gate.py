@@ -31,7 +31,7 @@ def open_tickets(rule: LocalRule | None = None, count: int = 4):
     ledger = Ledger(dict.fromkeys(range(count), 1))
     for client in range(count):
         ledger.dispatch(Dispatch(client, torch.zeros(2), LocalWork(rule=rule)), 0.0, 1, {})
-    return ledger.open
+    return ledger.open_jobs
 
 
 def verdict(
@@ -204,4 +204,4 @@ def test_counters_only_count_on(counter, fine):
     ledger = Ledger({0: 1})
     ledger.dispatch(Dispatch(0, torch.tensor([0.0, 4.0])), 0.0, 1, {})
     answer = Result(0, torch.tensor([1.0, counter]), 1, 1)
-    assert isinstance(Gate(layout, torch.float32).inspect([answer], ledger.open)[0], Result) is fine
+    assert isinstance(Gate(layout, torch.float32).inspect([answer], ledger.open_jobs)[0], Result) is fine

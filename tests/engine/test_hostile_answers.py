@@ -16,15 +16,15 @@ from test_gate import GOOD, Sketching, open_tickets, verdict
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
-from offbeat.core.errors import plain_text
+from offbeat.core.errors import to_single_line
 from offbeat.core.jobs import Failure, Result
 from offbeat.core.vector import largest_norm
 from offbeat.engine.checkpoint import Checkpoints
 from offbeat.engine.gate import Gate
 from offbeat.engine.until import Until
-from offbeat.scenario.faults import Scaled, spoiler
-from offbeat.workers.fault_injection import Faulty
+from offbeat.scenario.faults import Scaled, result_modifier
 from offbeat.workers.inline import Inline
+from offbeat.workers.wrappers import FaultyWorker
 
 
 class Silent(Exception):
@@ -200,7 +200,7 @@ def test_what_a_client_says_is_stored_as_one_line_of_plain_text():
     said = {"a\ud800b": "a?b", "two\nlines\x1b[2J\x00": "two lines [2J ", "x" * 9999: "x" * 492, None: "None", 7: "7"}
     for reason, stored in said.items():
         assert Gate(LAYOUT, torch.float32).inspect([Failure(0, reason)], open_tickets()) == [f"failed: {stored}"]
-    assert plain_text(Silent()) == "a Silent that cannot be told"
+    assert to_single_line(Silent()) == "a Silent without a readable text"
     assert "num_examples ?" in verdict(GOOD, num_examples="\ud800")
 
 
@@ -232,12 +232,12 @@ def test_a_run_outlives_clients_that_send_anything_and_can_be_saved(tmp_path):
         sent: list[Any] = [*(Result(job.ticket, local, 10, 1, memory={"x": local}) for local in answers), None]
         return [*sent, Result([job.ticket], GOOD, 10, 1)][(3 * job.index + job.client) % (len(sent) + 1)]
 
-    spoil = spoiler((Scaled(share=1.0, factor=2.0),), LAYOUT)
+    spoil = result_modifier((Scaled(share=1.0, factor=2.0),), LAYOUT)
     assert spoil is not None
     engine = make_engine(
         Eager(), Surroundings({0: 1.0, 1: 1.5, 2: 0.25}), until=Until(seconds=60.0), checkpoints=Checkpoints(tmp_path)
     )
-    engine.worker = Faulty(Inline(train), spoil)
+    engine.worker = FaultyWorker(Inline(train), spoil)
     outcome = engine.run()
     engine.save()
     assert outcome.updates > 0

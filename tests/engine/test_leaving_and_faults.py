@@ -7,7 +7,7 @@ from math import inf
 import pytest
 from small_world import Eager, Surroundings, make_engine
 
-from offbeat.core.client_environment import Trip
+from offbeat.core.client_environment import JobTiming
 from offbeat.core.protocol import ClientReady
 from offbeat.engine.until import Until
 from offbeat.engine.virtual.event_heap import LOST
@@ -29,8 +29,8 @@ class Fated(Surroundings):
         super().__init__(durations)
         self.fates = fates
 
-    def trip(self, client, index, work, num_examples, started):
-        return self.fates.get((client, index)) or super().trip(client, index, work, num_examples, started)
+    def time_job(self, client, index, work, num_examples, started):
+        return self.fates.get((client, index)) or super().time_job(client, index, work, num_examples, started)
 
 
 def test_an_idle_client_that_leaves_is_told_when_it_happens_and_when_it_is_back():
@@ -50,7 +50,7 @@ def test_one_who_left_may_not_be_sent_work():
     strategy = unwanted(1)
     engine = make_engine(strategy, Surroundings({0: 10.0, 1: 1.0}, away={1: [(2.0, inf)]}), until=Until(seconds=5.0))
     engine.run()
-    assert not engine.coordinator.ledger.idle(1)
+    assert not engine.coordinator.ledger.is_idle(1)
 
 
 def test_a_client_at_work_is_not_told_to_have_left():
@@ -86,7 +86,9 @@ def test_one_event_a_client_waits_at_most_and_none_for_those_who_stay():
 
 def test_a_second_copy_of_an_upload_is_counted_and_dropped(eager):
     # answered at 2; the copy comes at 5, in the middle of the next job
-    engine = make_engine(eager, Fated({0: 2.0}, {(0, 0): Trip(2.0, 2.0, again=3.0)}), until=Until(updates=3))
+    engine = make_engine(
+        eager, Fated({0: 2.0}, {(0, 0): JobTiming(2.0, 2.0, duplicate_after=3.0)}), until=Until(updates=3)
+    )
     outcome = engine.run()
     rows = list(
         engine.trace.rows(
@@ -99,13 +101,17 @@ def test_a_second_copy_of_an_upload_is_counted_and_dropped(eager):
 
 
 def test_even_if_both_arrive_at_once_it_counts_once(eager):
-    engine = make_engine(eager, Fated({0: 2.0}, {(0, 0): Trip(2.0, 2.0, again=0.0)}), until=Until(seconds=2.0))
+    engine = make_engine(
+        eager, Fated({0: 2.0}, {(0, 0): JobTiming(2.0, 2.0, duplicate_after=0.0)}), until=Until(seconds=2.0)
+    )
     assert engine.run().updates == 1
 
 
 def test_a_lost_upload_times_out_and_the_trace_says_why(eager):
     engine = make_engine(
-        eager, Fated({0: 2.0}, {(0, 0): Trip(2.0, 2.0, crashes=True, why="upload lost")}), until=Until(updates=1)
+        eager,
+        Fated({0: 2.0}, {(0, 0): JobTiming(2.0, 2.0, crashes=True, crash_reason="upload lost")}),
+        until=Until(updates=1),
     )
     assert engine.run().now == 22.0
     assert list(engine.trace.rows("SELECT now, detail FROM trace WHERE kind = 'lost'")) == [(20.0, "upload lost")]
@@ -113,6 +119,6 @@ def test_a_lost_upload_times_out_and_the_trace_says_why(eager):
 
 @pytest.mark.parametrize("clients", [1, 3])
 def test_a_run_bounded_by_updates_ends_when_every_job_is_lost(clients):
-    always = {(client, index): Trip(1.0, 1.0, crashes=True) for client in range(clients) for index in range(99)}
+    always = {(client, index): JobTiming(1.0, 1.0, crashes=True) for client in range(clients) for index in range(99)}
     engine = make_engine(Eager(), Fated(dict.fromkeys(range(clients), 1.0), always), until=Until(updates=5))
     assert engine.run().reason == f"{max(10, 5 * clients)} jobs in a row were lost"

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import messages
 import pytest
 import torch
-from live_world import PATIENT, Killed, Site, live, nobody_yet, sites_of, stored
+from live_world import TIMEOUTS, Killed, Site, live, nobody_yet, sites_of, stored
 
 from offbeat.core.strategies import REGISTRY, FedAsync, FedAvg, FedBuff
-from offbeat.engine.live.trace_replay import retell
-from offbeat.engine.live.transport import Assignment, Farewell, Gone, Hello, Returned
+from offbeat.engine.live.trace_replay import replay_trace
+from offbeat.engine.live.transport import Disconnected, Farewell, Hello, JobAnswer, JobMessage
 from offbeat.engine.until import parse_until
 from offbeat.testing import TinyClients
 
@@ -44,11 +45,11 @@ def test_a_live_run_is_the_simulation_of_what_it_recorded(name):
     """Bit for bit, for every strategy: the sites keep the memory here, the coordinator keeps it there."""
     strategy = REGISTRY[name]()
     world = nobody_yet(strategy, buffers=True)
-    engine = live(strategy, world, sites_of(world, 1.0, 1.7, 4.0, grows=1), until="30updates,200s", every=7.0)
+    engine = live(strategy, world, sites_of(world, 1.0, 1.7, 4.0, grows=1), until="30updates,200s", evaluate_every=7.0)
     outcome = engine.run()
     assert outcome.updates > 3
     train = TinyClients(world.layout, probe=world.probe)
-    again = retell(engine.trace.db, strategy, world, train, parse_until("30updates,200s"))
+    again = replay_trace(engine.trace.db, strategy, world, train, parse_until("30updates,200s"))
     assert torch.equal(again.model, outcome.model)
     assert again.ledger.version == outcome.version
     told = "SELECT now, kind, client, ticket, version, base_version, steps, examples FROM trace WHERE kind <> 'stop'"
@@ -66,7 +67,7 @@ def test_a_server_killed_at_any_moment_goes_on_as_if_nothing_had_happened(name, 
     sites = sites_of(world, 1.0, 1.7, 4.0)
     for kill_at in (2.5, 6.0, 6.1, 11.3, 17.0):
         sites.kill_at = kill_at
-        engine = stored(strategy, world, sites, tmp_path, until="25updates", checkpoint_every=every, patience=PATIENT)
+        engine = stored(strategy, world, sites, tmp_path, until="25updates", checkpoint_every=every, timeouts=TIMEOUTS)
         with pytest.raises(Killed):
             engine.run()
         engine.trace.db.close()  # what was not written is gone
@@ -74,15 +75,15 @@ def test_a_server_killed_at_any_moment_goes_on_as_if_nothing_had_happened(name, 
         sites.time = kill_at
         sites.come(at=kill_at + 0.5)
     sites.kill_at = None
-    engine = stored(strategy, world, sites, tmp_path, until="25updates", checkpoint_every=every, patience=PATIENT)
+    engine = stored(strategy, world, sites, tmp_path, until="25updates", checkpoint_every=every, timeouts=TIMEOUTS)
     outcome = engine.run()
     assert (outcome.reason, outcome.updates) == ("updates", 25)
     arrived = [ticket for (ticket,) in rows(engine, "SELECT ticket FROM trace WHERE kind = 'arrive'")]
     assert len(arrived) == len(set(arrived)) >= 25
-    open_at_the_end = len(engine.coordinator.ledger.open)
+    open_at_the_end = len(engine.coordinator.ledger.open_jobs)
     assert sum(site.trained for site in sites.sites.values()) == len(arrived) + open_at_the_end
     train = TinyClients(world.layout, probe=world.probe)
-    again = retell(engine.trace.db, strategy, world, train, parse_until("25updates"))
+    again = replay_trace(engine.trace.db, strategy, world, train, parse_until("25updates"))
     assert torch.equal(again.model, outcome.model)
 
 
@@ -109,8 +110,8 @@ def test_a_site_that_dies_is_waited_for_and_the_others_go_on():
     strategy = FedAsync()
     world = nobody_yet(strategy)
     sites = sites_of(world, 1.0, 2.0)
-    engine = live(strategy, world, sites, until="40s", patience=PATIENT)
-    sites.put(2.5, Gone(101, "its network is down"))
+    engine = live(strategy, world, sites, until="40s", timeouts=TIMEOUTS)
+    sites.put(2.5, Disconnected(101, "its network is down"))
     lost = sites.sites.pop(101)
     sites.sites[101] = replace(lost, seconds=1e9)
     sites.sites[201] = replace(lost, outbox=None)
@@ -128,8 +129,8 @@ def test_one_that_comes_back_in_time_answers_the_ticket_it_had():
     strategy = FedAsync()
     world = nobody_yet(strategy)
     sites = sites_of(world, 1.0, 2.0)
-    engine = live(strategy, world, sites, until="12s", patience=PATIENT)
-    sites.put(3.0, Gone(101, "its network is down"))
+    engine = live(strategy, world, sites, until="12s", timeouts=TIMEOUTS)
+    sites.put(3.0, Disconnected(101, "its network is down"))
     site = sites.sites[201] = sites.sites[101]
     sites.put(9.0, site.hello(201))
     engine.run()
@@ -142,7 +143,7 @@ def test_a_late_answer_is_counted_and_its_site_has_work_again():
     strategy = FedAsync()
     world = nobody_yet(strategy)
     sites = sites_of(world, 1.0, 60.0)  # the first answer is waited for 50 s
-    engine = live(strategy, world, sites, until="65s", patience=PATIENT)
+    engine = live(strategy, world, sites, until="65s", timeouts=TIMEOUTS)
     engine.run()
     assert kinds(engine, "lost") == [(50.0, 1)]
     assert kinds(engine, "late") == [(60.0, 1)]
@@ -156,13 +157,13 @@ def test_the_same_answer_twice_counts_once():
 
     def twice(address, order, send=sites.send):
         size = send(address, order)
-        if isinstance(order, Assignment):
+        if isinstance(order, JobMessage):
             at, _, heard = sites.arriving[-1]
             sites.put(at + 1.0, heard)
         return size
 
     sites.send = twice  # type: ignore[method-assign]
-    engine = live(strategy, world, sites, until="15s", patience=PATIENT)
+    engine = live(strategy, world, sites, until="15s", timeouts=TIMEOUTS)
     assert engine.run().updates == 1
     assert kinds(engine, "duplicate") == [(11.0, 0)]
 
@@ -181,7 +182,7 @@ def test_whoever_cannot_take_part_is_told_why_and_the_run_goes_on():
     assert engine.run().updates == 3
     told = {address: order.reason for address, order in sites.sent if isinstance(order, Farewell) and order.refused}
     assert "another layout" in told[301]
-    assert "the name 'site-0' is another site's" in told[302]
+    assert messages.NAME_TAKEN in told[302]
     assert "0 examples" in told[303]
 
 
@@ -205,7 +206,7 @@ def test_sites_say_how_good_the_model_is_where_the_server_cannot():
     world = nobody_yet(strategy)
     sites = sites_of(world, 1.0, 1.0)
     sites.sites[100].tests, sites.sites[101].tests = 1, 3
-    engine = live(strategy, world, sites, until="9.5s", every=2.0)
+    engine = live(strategy, world, sites, until="9.5s", evaluate_every=2.0)
     outcome = engine.run()
     assert {client for (client,) in rows(engine, "SELECT DISTINCT client FROM clients")} == {0, 1}
     found = rows(engine, "SELECT now, value FROM metrics WHERE key = 'acc' ORDER BY now")
@@ -255,7 +256,7 @@ def test_garbage_from_nobody_is_dropped():
     strategy = FedAsync()
     world = nobody_yet(strategy)
     sites = sites_of(world, 1.0)
-    sites.put(0.5, Returned(999, TinyClients(world.layout)(_job(world)), 10))
+    sites.put(0.5, JobAnswer(999, TinyClients(world.layout)(_job(world)), 10))
     assert live(strategy, world, sites, until="2.5s").run().updates == 2
 
 

@@ -13,7 +13,7 @@ import torch
 from small_world import LAYERED, LAYOUT, Surroundings, make_engine
 
 from offbeat.core import draws
-from offbeat.core.jobs import PLAIN, Result
+from offbeat.core.jobs import PLAIN_RULE, Result
 from offbeat.core.strategies import (
     CA2FL,
     FLANP,
@@ -120,20 +120,20 @@ def engine_in(folder: Path, strategy, seconds=60.0, surroundings=None, memory=No
 
     def training(job):
         noise = draws.uniform(0, "training", job.client, job.index)
-        rule = job.work.rule or PLAIN
+        rule = job.work.rule or PLAIN_RULE
         extras = {name: torch.linspace(noise, 1.0, length) for name, length in rule.uploads(layout).items()}
         memory = dict.fromkeys(rule.memory, job.base * noise)
         return Result(job.ticket, job.base * 0.9 + noise, job.num_examples, 1, extras, memory)
 
     folder.mkdir(exist_ok=True)
-    trace, checkpoints = Trace(folder / "run.sqlite"), Checkpoints(folder / "checkpoint", beside=memory)
+    trace, checkpoints = Trace(folder / "run.sqlite"), Checkpoints(folder / "checkpoint", external=memory)
     settings = {
         "layout": layout,
         "train": training,
         "trace": trace,
         "checkpoints": checkpoints,
         "checkpoint_every": 1e9,
-        "every": 2.5,
+        "evaluate_every": 2.5,
         "memory": memory,
     }
     surroundings = surroundings or world()
@@ -236,7 +236,7 @@ def test_the_variants_cover_the_registry():
 
 
 def _child(folder: str, worker: str) -> None:
-    runs.execute(runs.Run(Path(folder)), checkpoint_every=0.0, worker=worker)
+    runs.execute_run(runs.Run(Path(folder)), checkpoint_every=0.0, worker=worker)
 
 
 def _start(folder: Path, worker: str = "inline") -> multiprocessing.process.BaseProcess:
@@ -295,13 +295,13 @@ def killed_often(tmp_path, strategy, workers, most, memory=None):
     experiment = Experiment(
         clients=8, model=Mlp(hidden=(16,)), training=training, strategy=strategy, until=until, evaluate_every=20.0
     )
-    whole = runs.create(tmp_path / "whole", experiment)
+    whole = runs.create_run(tmp_path / "whole", experiment)
     began = time.monotonic()
-    runs.execute(whole)
+    runs.execute_run(whole)
     length = time.monotonic() - began
     kills = 0
     for n in range(most):
-        killed = runs.create(tmp_path / f"killed {n}", experiment, memory=memory)
+        killed = runs.create_run(tmp_path / f"killed {n}", experiment, memory=memory)
         while not killed.complete:
             child = _start(killed.folder, workers[kills % len(workers)])
             if kills < most:
@@ -322,13 +322,13 @@ def killed_often(tmp_path, strategy, workers, most, memory=None):
 @pytest.mark.parametrize("i", [i if i < 8 else pytest.param(i, marks=pytest.mark.long) for i in range(20)])
 def test_killed_once_at_a_random_moment_the_digest_is_the_same(tmp_path, i, reference):
     experiment, whole, length = reference
-    killed = runs.create(tmp_path / "killed", experiment)
+    killed = runs.create_run(tmp_path / "killed", experiment)
     child = _start(killed.folder)
     child.join(timeout=draws.uniform(1, "moment", i) * length)
     if child.is_alive():
         os.kill(child.pid, signal.SIGKILL)
     child.join()
-    runs.execute(killed)
+    runs.execute_run(killed)
     assert killed.digest() == whole
 
 
@@ -337,7 +337,7 @@ def reference(tmp_path_factory):
     experiment = Experiment(
         clients=6, model=Mlp(hidden=(16,)), strategy=FedAsync(), until=Until(seconds=900.0), evaluate_every=20.0
     )
-    whole = runs.create(tmp_path_factory.mktemp("reference") / "whole", experiment)
+    whole = runs.create_run(tmp_path_factory.mktemp("reference") / "whole", experiment)
     began = time.monotonic()
-    runs.execute(whole, checkpoint_every=0.0)
+    runs.execute_run(whole, checkpoint_every=0.0)
     return experiment, whole.digest(), time.monotonic() - began

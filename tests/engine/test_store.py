@@ -5,9 +5,11 @@ from __future__ import annotations
 import errno
 import hashlib
 import os
+import re
 from math import inf
 from pathlib import Path
 
+import messages
 import pytest
 import torch
 from test_resume import VARIANTS, die_after, engine_in, finish
@@ -17,7 +19,7 @@ from offbeat.core.snapshot import pack_state, unpack_state
 from offbeat.engine import slot_files
 from offbeat.engine.checkpoint import Checkpoints
 from offbeat.engine.client_store import ClientMemory, ClientStore
-from offbeat.engine.state_size import bytes_held
+from offbeat.engine.model_evaluation import state_bytes
 
 ROW = 256  # bytes of 64 float32
 
@@ -85,7 +87,7 @@ def test_asking_who_is_there_reads_nothing(monkeypatch):
     monkeypatch.setattr(slot_files.SlotFile, "read", lambda *_: pytest.fail("it read"))
     assert 2 in store
     assert list(store) == list(range(6))
-    bytes_held({"store": store})
+    state_bytes({"store": store})
     store.clear()
 
 
@@ -111,7 +113,7 @@ def test_a_tensor_changed_in_place_is_noticed_when_it_is_spilled():
     mine = row(1)
     store[0] = mine
     mine.add_(1)
-    with pytest.raises(ProtocolError, match="changed in place after it was put into a store"):
+    with pytest.raises(ProtocolError, match=messages.CHANGED_IN_PLACE):
         store[1] = row(2)
 
 
@@ -122,7 +124,7 @@ def test_views_are_kept_without_what_they_are_a_part_of():
     assert torch.equal(store[0], whole[3])
     assert torch.equal(store[1], whole[:, 5])
     assert memory.resident == ROW + 40
-    assert bytes_held(store) == ROW + 40
+    assert state_bytes(store) == ROW + 40
 
 
 # ---------------------------------------------------------------- shared
@@ -136,7 +138,7 @@ def test_equal_tensors_are_kept_once(tmp_path):
         other[client] = model.clone()
     assert memory.resident == ROW
     assert store[5] is model
-    assert bytes_held([store, other]) == ROW
+    assert state_bytes([store, other]) == ROW
     for client in range(10):  # push it out, and it is still found
         store[client] = row(client)
     other[500] = row(7)
@@ -163,7 +165,7 @@ def test_equal_is_bit_for_bit():
 
 
 def test_half_takes_half_and_comes_back_as_it_was_given():
-    memory = ClientMemory(half=True)
+    memory = ClientMemory(half_precision=True)
     store = memory.store("x")
     store[0], store[1] = row(1 / 3), torch.arange(64)
     assert memory.resident == ROW // 2 + 512  # whole numbers are not rounded
@@ -171,7 +173,7 @@ def test_half_takes_half_and_comes_back_as_it_was_given():
     assert torch.allclose(store[0], row(1 / 3), rtol=2**-8)
     assert not torch.equal(store[0], row(1 / 3))
     assert torch.equal(store[1], torch.arange(64))
-    spilled = ClientMemory(1, half=True).store("x")
+    spilled = ClientMemory(1, half_precision=True).store("x")
     spilled[0], spilled[1] = row(1 / 3), row(2)
     assert torch.equal(spilled[0], store[0])
 
@@ -189,7 +191,7 @@ def save(checkpoints: Checkpoints, store: ClientStore) -> None:
 
 def opened(folder: Path, most: float = inf) -> tuple[ClientMemory, Checkpoints, ClientStore]:
     memory = ClientMemory(most, folder=folder)
-    checkpoints = Checkpoints(folder, beside=memory)
+    checkpoints = Checkpoints(folder, external=memory)
 
     def read(tree, get):
         store = memory.store("x")
@@ -278,7 +280,7 @@ def test_killed_before_an_old_checkpoint_was_removed_no_slot_is_given_away_twice
     save(checkpoints, store)
     for client in range(3):
         store[client] = row(10 + client)
-    monkeypatch.setattr(checkpoints, "_clean", dies)
+    monkeypatch.setattr(checkpoints, "_delete_old", dies)
     with pytest.raises(KeyboardInterrupt):
         save(checkpoints, store)
     assert len(list(tmp_path.glob("*.json"))) == 3
@@ -316,7 +318,7 @@ def test_a_damaged_row_gives_way_to_the_checkpoint_before_it(tmp_path, caplog):
     path.write_bytes(data)
     _, _, found = opened(tmp_path)
     assert [float(found[client][0]) for client in found] == [0, 1]
-    assert "rows-256.slots is damaged: the SHA-256 of slot 2" in caplog.text
+    assert re.search(messages.DAMAGED_SLOT, caplog.text)
 
 
 def test_a_row_that_both_refer_to_is_one_line_and_so_is_a_file_that_is_gone(tmp_path):
@@ -358,12 +360,12 @@ def test_a_row_of_a_checkpoint_that_could_not_be_used_takes_no_slot_away(tmp_pat
     held = store._rows[0]
     path, other = tmp_path / f"rows-{ROW}.slots", row(5)
     path.write_bytes(other.numpy().tobytes())
-    again = memory.lying(held.kind, held.at, hashlib.sha256(other.numpy().tobytes()).digest())
-    memory.hold([])
+    again = memory.find_row(held.format, held.slot, hashlib.sha256(other.numpy().tobytes()).digest())
+    memory.keep_references([])
     store.clear()
     del held
     assert memory._files[ROW].free == []
-    assert memory.read(again)[0] == 5
+    assert memory.read_row(again)[0] == 5
     del again
     assert memory._files[ROW].free == [0]
 

@@ -6,12 +6,13 @@ from contextlib import closing
 from enum import IntEnum, StrEnum
 from math import inf, nan
 
+import messages
 import pytest
 
 from offbeat.core.errors import CheckpointError, RunError
 from offbeat.engine import trace as traces
 from offbeat.engine.trace import Trace
-from offbeat.engine.trace_file import TABLES, read_only, sound_tally
+from offbeat.engine.trace_file import TABLES, open_read_only, verified_digest
 
 
 class Word(StrEnum):
@@ -42,9 +43,9 @@ def fill(trace: Trace, flush_every: int = 10**9) -> None:
 def test_it_is_that_of_the_file(tmp_path):
     trace = Trace(tmp_path / "run.sqlite")
     fill(trace)
-    with closing(read_only(trace.path)) as db:
-        assert sound_tally(db).plain() == trace.tally.plain()
-    counts = {table: count for table, (count, _) in trace.tally.plain().items()}
+    with closing(open_read_only(trace.path)) as db:
+        assert verified_digest(db).as_dict() == trace.digest_so_far.as_dict()
+    counts = {table: count for table, (count, _) in trace.digest_so_far.as_dict().items()}
     assert counts == {"trace": 61, "commits": 30, "notes": 120, "metrics": 30, "clients": 60}
 
 
@@ -52,57 +53,57 @@ def test_it_is_that_of_the_file(tmp_path):
 def test_where_blocks_end_makes_no_difference(every, monkeypatch):
     whole, blocks = Trace(), Trace()
     fill(whole)
-    monkeypatch.setattr(traces, "BLOCK", 5)
+    monkeypatch.setattr(traces, "BLOCK_ROWS", 5)
     fill(blocks, every)
-    assert blocks.tally.plain() == whole.tally.plain()
+    assert blocks.digest_so_far.as_dict() == whole.digest_so_far.as_dict()
     assert blocks.digest() == whole.digest()
 
 
 def test_cut_back_and_written_again_it_is_the_same(tmp_path):
     trace = Trace(tmp_path / "run.sqlite")
     fill(trace)
-    before, seq = trace.tally.plain(), trace.seq
+    before, seq = trace.digest_so_far.as_dict(), trace.seq
     trace.add(31.0, "arrive", 9)
     trace.commit(31.0, 10)
     trace.flush()
-    assert trace.tally.plain() != before
-    trace.cut(seq)
-    assert trace.tally.plain() == before
+    assert trace.digest_so_far.as_dict() != before
+    trace.truncate(seq)
+    assert trace.digest_so_far.as_dict() == before
     trace.close()
     again = Trace(tmp_path / "run.sqlite")
-    again.cut(seq, again.check(seq, before))
+    again.truncate(seq, again.verify(seq, before))
     again.add(31.0, "arrive", 9)
     trace = Trace()
     fill(trace)
     trace.add(31.0, "arrive", 9)
     trace.flush()
     again.flush()
-    assert again.tally.plain() == trace.tally.plain()
+    assert again.digest_so_far.as_dict() == trace.digest_so_far.as_dict()
 
 
 @pytest.mark.parametrize("table", TABLES)
 def test_a_row_less_in_any_table_is_told(tmp_path, table):
     trace = Trace(tmp_path / "run.sqlite")
     fill(trace)
-    told, seq = trace.tally.plain(), trace.seq
+    told, seq = trace.digest_so_far.as_dict(), trace.seq
     trace.db.execute(f"DELETE FROM {table} WHERE rowid = (SELECT MAX(rowid) FROM {table})")
     trace.close()
     count = told[table][0]
     with pytest.raises(CheckpointError, match=rf"its table {table} has {count - 1} rows where {count} were written"):
-        Trace(tmp_path / "run.sqlite").check(seq, told)
+        Trace(tmp_path / "run.sqlite").verify(seq, told)
 
 
 def test_checking_touches_nothing_and_a_file_that_is_gone_is_said(tmp_path):
     trace = Trace(tmp_path / "run.sqlite")
     fill(trace)
-    told, seq = trace.tally.plain(), trace.seq
+    told, seq = trace.digest_so_far.as_dict(), trace.seq
     trace.close()
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     asked = Trace(tmp_path / "run.sqlite")
-    asked.check(seq, told)
-    asked.abandon()
+    asked.verify(seq, told)
+    asked.close_after_error()
     after = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert {name: after[name] for name in before} == before
-    with pytest.raises(RunError, match=r"none.sqlite is gone"):
-        Trace(tmp_path / "none.sqlite").check(seq, told)
+    with pytest.raises(RunError, match=messages.TRACE_MISSING):
+        Trace(tmp_path / "none.sqlite").verify(seq, told)
     assert not (tmp_path / "none.sqlite").exists()

@@ -13,9 +13,8 @@ from small_world import Eager, Surroundings, add_one, make_engine
 
 from offbeat.core.errors import RunError
 from offbeat.core.jobs import Job, Result
-from offbeat.engine.trace import LAG, LOOK, Trace
-from offbeat.engine.trace_digest import Tally
-from offbeat.engine.trace_file import TABLES, read_only
+from offbeat.engine.trace import MAX_READER_LAG, ROWS_BETWEEN_CLOCK_CHECKS, Trace
+from offbeat.engine.trace_file import TraceDigest, open_read_only
 from offbeat.engine.until import Until
 
 
@@ -42,54 +41,54 @@ def seen(trace: Trace, table: str = "trace") -> int:
     assert trace.path is not None
     if not trace.path.is_file():
         return 0
-    with closing(read_only(trace.path)) as db:
+    with closing(open_read_only(trace.path)) as db:
         return db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0]
 
 
 def test_rows_wait_while_the_last_are_young_and_are_written_when_they_are_not(trace, clock):
-    for _ in range(4 * LOOK):
+    for _ in range(4 * ROWS_BETWEEN_CLOCK_CHECKS):
         trace.add(1.0, "timer", 0)
-    trace.keep_up()
+    trace.flush_if_behind()
     assert seen(trace) == 0
-    clock.now = LAG
-    trace.keep_up()
-    assert seen(trace) == 4 * LOOK
+    clock.now = MAX_READER_LAG
+    trace.flush_if_behind()
+    assert seen(trace) == 4 * ROWS_BETWEEN_CLOCK_CHECKS
     trace.commit(1.0, 1)
-    clock.now = 1.5 * LAG
-    trace.keep_up()
+    clock.now = 1.5 * MAX_READER_LAG
+    trace.flush_if_behind()
     assert seen(trace, "commits") == 0  # half of the time has passed
-    clock.now = 2 * LAG
-    trace.keep_up()
+    clock.now = 2 * MAX_READER_LAG
+    trace.flush_if_behind()
     assert seen(trace, "commits") == 1
 
 
 def test_a_run_in_which_nobody_answers_is_looked_at_by_its_rows(trace, clock):
     """Tickets that expire, timers that fire: no result is waited for, so nobody calls keep_up."""
-    for _ in range(2 * LOOK):
-        clock.now += LAG / LOOK
+    for _ in range(2 * ROWS_BETWEEN_CLOCK_CHECKS):
+        clock.now += MAX_READER_LAG / ROWS_BETWEEN_CLOCK_CHECKS
         trace.add(clock.now, "lost", 0)
-    assert seen(trace) >= LOOK
+    assert seen(trace) >= ROWS_BETWEEN_CLOCK_CHECKS
 
 
 def test_before_a_wait_that_will_be_too_long_all_is_written(trace, clock):
     """Jobs of 1.5 s: what is half a second old when the wait begins would be 2 s old before anybody looked again."""
-    trace.keep_up()
+    trace.flush_if_behind()
     clock.now = 1.5
     trace.add(1.0, "arrive", 0)
-    trace.keep_up()  # 1.5 s since the last look, so the next one comes at 3 s: later than LAG
+    trace.flush_if_behind()  # 1.5 s since the last look, so the next one comes at 3 s: later than LAG
     assert seen(trace) == 1
 
 
 def test_looking_costs_nothing_where_nothing_happened(trace, clock):
     clock.now = 100.0
-    trace.keep_up()
+    trace.flush_if_behind()
     assert not trace.path.exists()
 
 
 def test_a_full_block_does_not_wait_for_the_disk_and_the_row_after_it_does_for_both(trace, monkeypatch):
     """Rows 0 and 1 are a block, handed over before row 2 is added."""
-    monkeypatch.setattr("offbeat.engine.trace.BLOCK", 2)
-    trace._look_at = trace._next_look()
+    monkeypatch.setattr("offbeat.engine.trace.BLOCK_ROWS", 2)
+    trace._next_check = trace._next_clock_check()
     said: list[str] = []
     trace.db.set_trace_callback(said.append)
     for _ in range(2):
@@ -105,7 +104,8 @@ def test_a_full_block_does_not_wait_for_the_disk_and_the_row_after_it_does_for_b
 
 
 @pytest.mark.parametrize(
-    "durably", [Trace.flush, lambda trace: trace.set_facts({}), lambda trace: trace.cut(1), Trace.digest, Trace.close]
+    "durably",
+    [Trace.flush, lambda trace: trace.set_facts({}), lambda trace: trace.truncate(1), Trace.digest, Trace.close],
 )
 def test_what_the_disk_may_not_have_is_made_durable_where_nothing_more_is_to_be_written(trace, durably):
     """SQLite waits for the disk in a commit that changes a page; then it does for all of the log."""
@@ -150,33 +150,33 @@ def test_a_disk_that_is_full_for_a_while_loses_no_row_and_doubles_none(trace):
         trace.flush()
     assert not trace.db.in_transaction
     assert seen(trace) == 1
-    assert trace.tally.plain()["trace"][0] == 1
+    assert trace.digest_so_far.as_dict()["trace"][0] == 1
     trace.db.execute(f"PRAGMA max_page_count={1000 * pages}")
     trace.flush()
     assert seen(trace) == 301
-    assert trace.tally.difference(Tally.of(trace.db, TABLES).plain()) is None
+    assert trace.digest_so_far.difference(TraceDigest.from_database(trace.db).as_dict()) is None
 
 
 def test_a_disk_without_room_is_tried_again_now_and_then_not_at_every_row(trace, monkeypatch, caplog):
-    monkeypatch.setattr("offbeat.engine.trace.BLOCK", 10)
-    trace._look_at, trace.patient, tried = trace._next_look(), True, []
+    monkeypatch.setattr("offbeat.engine.trace.BLOCK_ROWS", 10)
+    trace._next_check, trace.retry_failed_writes, tried = trace._next_clock_check(), True, []
 
     def full(durable: bool = True) -> None:
         tried.append(trace.seq)
         raise RunError("no room")
 
     monkeypatch.setattr(trace, "flush", full)
-    for _ in range(10 + 3 * LOOK):
+    for _ in range(10 + 3 * ROWS_BETWEEN_CLOCK_CHECKS):
         trace.add(1.0, "timer", 0)
-    assert tried == [10, 10 + LOOK, 10 + 2 * LOOK]
-    assert caplog.text.count("no room; it is tried again") == 1
+    assert tried == [10, 10 + ROWS_BETWEEN_CLOCK_CHECKS, 10 + 2 * ROWS_BETWEEN_CLOCK_CHECKS]
+    assert caplog.text.count("no room; retrying") == 1
 
 
 def test_a_trace_in_memory_is_nobody_elses(clock):
     trace = Trace(None, clock)
     trace.add(1.0, "timer", 0)
     clock.now = 100.0
-    trace.keep_up()
+    trace.flush_if_behind()
     assert "db" not in trace.__dict__
 
 
@@ -194,4 +194,4 @@ def test_a_reader_of_a_slow_run_is_never_further_behind(trace, clock):
 
     make_engine(Eager(), Surroundings({0: 3.0, 1: 5.0}), until=Until(updates=30), train=slow, trace=trace).run()
     assert len(behind) == 30
-    assert 0 < max(behind) <= LAG
+    assert 0 < max(behind) <= MAX_READER_LAG

@@ -9,7 +9,7 @@ import pytest
 
 from offbeat.engine import trace as module
 from offbeat.engine.trace import Trace
-from offbeat.engine.trace_file import read_only
+from offbeat.engine.trace_file import open_read_only
 
 
 class Unwritable:
@@ -60,7 +60,7 @@ CODES = [sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR | 18
 @pytest.mark.parametrize("code", CODES)
 def test_a_full_or_read_only_disk_hinders_no_reader(path, unwritable, code):
     opened = unwritable(code)
-    with closing(read_only(path)) as db:
+    with closing(open_read_only(path)) as db:
         assert db.execute("SELECT now, kind, version FROM trace").fetchall() == [(1.0, "arrive", 3)]
     assert [one.closed for one in opened] == [True]
 
@@ -69,7 +69,7 @@ def test_rows_that_lie_in_the_journal_only_are_not_passed_over(path, unwritable)
     path.with_name("run.sqlite-wal").write_bytes(b"rows")
     opened = unwritable(sqlite3.SQLITE_CANTOPEN)
     with pytest.raises(sqlite3.OperationalError, match="disk I/O error"):
-        read_only(path)
+        open_read_only(path)
     assert opened[0].closed
 
 
@@ -78,4 +78,4 @@ def test_whatever_else_is_wrong_is_told(path, unwritable, code):
     """A writer that is there is waited for; what is damaged is not read in another way."""
     unwritable(code)
     with pytest.raises(sqlite3.OperationalError):
-        read_only(path)
+        open_read_only(path)

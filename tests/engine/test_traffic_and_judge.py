@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from offbeat.core.about import About
+from offbeat.core.ledger import Traffic
 from offbeat.core.protocol import Dispatch, Layout, LocalWork, Slice
 from offbeat.core.strategies import FedAvg
 from offbeat.core.strategy_contract import contract_of
-from offbeat.engine.model_evaluation import Judge
-from offbeat.engine.state_size import bytes_held
-from offbeat.engine.traffic import Traffic
+from offbeat.engine.model_evaluation import ModelEvaluator, state_bytes
 
 MODEL = torch.zeros(4)  # 16 bytes
 LAYOUT = Layout((Slice("w", (4,), 0, 4, "param"),))
@@ -37,37 +36,41 @@ class Alone:
 def test_models_and_extras_are_counted_both_ways() -> None:
     traffic = Traffic.of(contract_of(FedAvg()), MODEL)
     basis = torch.zeros(3, dtype=torch.float64)  # 24 bytes
-    assert traffic.down(Dispatch(0, MODEL, LocalWork(extras={"basis": basis}))) == 16 + 24
-    assert traffic.up(0, MODEL, {"sketch": basis}) == 16 + 24
+    assert traffic.count_download(Dispatch(0, MODEL, LocalWork(extras={"basis": basis}))) == 16 + 24
+    assert traffic.count_upload(0, MODEL, {"sketch": basis}) == 16 + 24
 
 
 def test_a_client_that_keeps_its_upload_is_not_sent_it_again() -> None:
     traffic = Traffic.of(contract_of(Keeping()), MODEL)
     local = torch.ones(4)
-    assert traffic.down(Dispatch(0, local)) == 16  # nothing uploaded yet
-    traffic.up(0, local, {})
-    assert traffic.down(Dispatch(0, local)) == 0
-    assert traffic.down(Dispatch(0, local.clone())) == 0  # a store may hand out copies
-    assert traffic.down(Dispatch(0, MODEL)) == 16
-    assert traffic.down(Dispatch(0, MODEL)) == 0  # it was lost, and has it still
-    assert traffic.down(Dispatch(1, local)) == 16  # another client
+    assert traffic.count_download(Dispatch(0, local)) == 16  # nothing uploaded yet
+    traffic.count_upload(0, local, {})
+    assert traffic.count_download(Dispatch(0, local)) == 0
+    assert traffic.count_download(Dispatch(0, local.clone())) == 0  # a store may hand out copies
+    assert traffic.count_download(Dispatch(0, MODEL)) == 16
+    assert traffic.count_download(Dispatch(0, MODEL)) == 0  # it was lost, and has it still
+    assert traffic.count_download(Dispatch(1, local)) == 16  # another client
 
 
 def test_other_clients_are_sent_whatever_they_are_sent() -> None:
     traffic = Traffic.of(contract_of(FedAvg()), MODEL)
-    traffic.up(0, MODEL, {})
-    assert traffic.down(Dispatch(0, MODEL)) == 16
-    assert traffic.kept == {}
+    traffic.count_upload(0, MODEL, {})
+    assert traffic.count_download(Dispatch(0, MODEL)) == 16
+    assert traffic.client_models == {}
 
 
 def test_a_method_that_shares_nothing_moves_nothing() -> None:
     traffic = Traffic.of(contract_of(Alone()), MODEL)
-    assert (traffic.down(Dispatch(0, MODEL)), traffic.up(0, MODEL, {}), traffic.wasted()) == (0, 0, 0)
+    assert (
+        traffic.count_download(Dispatch(0, MODEL)),
+        traffic.count_upload(0, MODEL, {}),
+        traffic.wasted_upload(),
+    ) == (0, 0, 0)
 
 
 def test_the_same_model_is_evaluated_once() -> None:
     seen = []
-    judge = Judge(lambda model: seen.append(model) or {"acc": float(model[0])}, contract_of(FedAvg()), LAYOUT)
+    judge = ModelEvaluator(lambda model: seen.append(model) or {"acc": float(model[0])}, contract_of(FedAvg()), LAYOUT)
     other = torch.ones(4)
     for model in (MODEL, MODEL, other, MODEL):
         judge(None, model, [0], {})
@@ -76,7 +79,7 @@ def test_the_same_model_is_evaluated_once() -> None:
 
 def test_alone_the_mean_over_clients_is_reported_and_only_new_models_are_evaluated() -> None:
     seen = []
-    judge = Judge(lambda model: seen.append(model) or {"acc": float(model[0])}, contract_of(Alone()), LAYOUT)
+    judge = ModelEvaluator(lambda model: seen.append(model) or {"acc": float(model[0])}, contract_of(Alone()), LAYOUT)
     own = {0: torch.tensor([1.0]), 1: torch.tensor([3.0])}
     assert judge(own, MODEL, own, {}) == {"acc": 2.0}
     own[1] = torch.tensor([6.0])
@@ -95,13 +98,13 @@ class Holding:
 
 def test_a_tensor_held_in_several_places_counts_once() -> None:
     a, b = torch.zeros(4), torch.zeros(10)
-    assert bytes_held(Holding(a, 3, {0: 1}, {0: a, 1: b}, [])) == 16 + 40
-    assert bytes_held(Holding(a, 3, {}, {0: b[:2], 1: b[5:]}, [])) == 16 + 40  # views hold all of their memory
-    assert bytes_held(Holding(a, 3, {}, {}, [(1, b)])) == 16 + 40
+    assert state_bytes(Holding(a, 3, {0: 1}, {0: a, 1: b}, [])) == 16 + 40
+    assert state_bytes(Holding(a, 3, {}, {0: b[:2], 1: b[5:]}, [])) == 16 + 40  # views hold all of their memory
+    assert state_bytes(Holding(a, 3, {}, {}, [(1, b)])) == 16 + 40
 
 
 def test_numbers_among_tensors_hide_nothing_and_many_numbers_are_passed_over() -> None:
     b = torch.zeros(10)
-    assert bytes_held([None, b]) == 40
-    assert bytes_held({"n": 3, "t": b}) == 40
-    assert bytes_held([0] * 1_000_000) == 0
+    assert state_bytes([None, b]) == 40
+    assert state_bytes({"n": 3, "t": b}) == 40
+    assert state_bytes([0] * 1_000_000) == 0

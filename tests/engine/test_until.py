@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import messages
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -49,16 +50,16 @@ def test_until_survives_being_written_and_read(seconds, updates):
 
 def test_a_target_in_a_run_goes_the_way_its_metric_does():
     own = {"distance": False, "error": True, "acc": True}
-    assert Target("distance", 0.5).towards(own).reached({"distance": 0.4})
-    assert not Target("distance", 0.5).towards(own).reached({"distance": 0.6})
-    assert Target("error", 0.5).towards(own).reached({"error": 0.6})
-    assert Target("distance/slowest", 0.5).towards(own).higher_is_better is False  # of a group: as the metric
-    assert str(Target("distance", 0.5).towards(own)) == "distance=0.5"  # what is written is what was asked for
+    assert Target("distance", 0.5).with_direction(own).reached({"distance": 0.4})
+    assert not Target("distance", 0.5).with_direction(own).reached({"distance": 0.6})
+    assert Target("error", 0.5).with_direction(own).reached({"error": 0.6})
+    assert Target("distance/slowest", 0.5).with_direction(own).higher_is_better is False  # of a group: as the metric
+    assert str(Target("distance", 0.5).with_direction(own)) == "distance=0.5"  # what is written is what was asked for
 
 
 def test_without_a_run_lower_is_better_for_losses():
     assert Target("loss", 0.5).reached({"loss": 0.4})
     assert not Target("loss", 0.5).reached({"loss": 0.6})
     assert Target("acc", 0.5).reached({"acc": 0.6})
-    with pytest.raises(ConfigError, match="'acc' is not measured here: loss is"):
+    with pytest.raises(ConfigError, match=messages.NOT_MEASURED):
         Target("acc", 0.5).reached({"loss": 0.1})

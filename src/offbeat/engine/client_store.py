@@ -1,197 +1,256 @@
-"""What a server keeps for each client, under a policy: `World.store`, where memory is limited.
+"""Per-client tensors of the server (`World.store`) under a memory limit.
 
-A row is a tensor that does not change. It is in memory, in a slot of a file (`slots`), or in both. Clients that have
-the same tensor, or equal ones, share a row. Beyond the memory given, rows used least recently are only in the file;
-reading one gives a copy, so what a strategy holds stays what it was when its client gets another. What was put in a
-store must not be changed in place: then nobody knows which of the two is meant.
+Clients with the same or equal tensors share a row: a tensor that does not change. A row is in memory, in a slot of a
+file (see slot_files), or in both. Above the memory limit the least recently used rows are only in the file. Reading one
+from there returns a copy, so a tensor that a strategy holds stays the same when its client gets another. A tensor must
+not be changed in place after it was put into a store, because the row in memory and the one on disk would differ.
 
-A checkpoint refers to rows by slot and SHA-256. Rows without a slot get one then; the others cost nothing. A changed
-row is another row, in another slot; a slot is used again when neither a client nor one of the last two checkpoints
-refers to it. So both are readable whenever the process dies.
+A checkpoint refers to rows by slot and SHA-256; rows without a slot get one then. A changed row is a new row in another
+slot. A slot is reused when neither a client nor one of the last two checkpoints refers to it, so both checkpoints are
+readable whenever the process is killed.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
-from math import inf
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from hashlib import blake2b
+from math import inf, prod
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from offbeat.core.errors import CheckpointError
+from offbeat.core.errors import CheckpointError, ProtocolError
 from offbeat.core.snapshot import Get, Put, Tree, pack, unpack
-from offbeat.engine import slot_files
-from offbeat.engine.slot_files import SlotFile
-from offbeat.engine.spilled_tensor import HALF, KINDS, Kind, Row, give_back
+from offbeat.engine.process_memory import return_freed_memory
+from offbeat.engine.slot_files import SlotFile, slot_ranges, slot_size
 
-GIVE_BACK = 256_000_000  # bytes spilled after which freed memory goes back to the system
-Held = dict[int, set[int]]  # size of a slot -> slots
+BYTES_BETWEEN_TRIMS = 256_000_000  # bytes moved to files after which freed memory is returned to the system
+HALF_DTYPE = torch.bfloat16  # has the range of float32, so that no number becomes infinite
+SAMPLED_ENTRIES = 61  # entries of a tensor that its hash depends on
+SHA256_BYTES = 32
+DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, HALF_DTYPE, torch.float16, torch.int64,
+                                          torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)}  # fmt: skip
+
+SlotSets = dict[int, set[int]]  # size of a slot -> numbers of slots
+
+
+class Slot(NamedTuple):
+    """A place in the file of slots of one size."""
+
+    size: int
+    number: int
+
+
+class RowFormat(NamedTuple):
+    """The format of a row: the dtype it is stored in, the dtype it is returned in, and its shape."""
+
+    stored: torch.dtype
+    returned: torch.dtype
+    shape: tuple[int, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return prod(self.shape) * self.stored.itemsize
+
+    def sampled_hash(self, stored: Tensor) -> bytes:
+        """Return a hash that is the same for equal tensors of this format and rarely for others."""
+        flat = stored.reshape(-1)
+        sample = flat[:: max(1, flat.numel() // SAMPLED_ENTRIES)].contiguous().view(torch.uint8).cpu().numpy()
+        return blake2b(sample.tobytes() + repr(self).encode(), digest_size=16).digest()
+
+
+class Row:
+    """A tensor shared by clients: `tensor` is None if it is only in the file, `slot` if it is only in memory."""
+
+    __slots__ = ("__weakref__", "_changes", "_remove", "digest", "format", "slot", "tensor")
+
+    def __init__(self, remove: Callable[[Row], None], row_format: RowFormat, tensor: Tensor | None) -> None:
+        self._remove, self.format, self.tensor = remove, row_format, tensor
+        self._changes = 0 if tensor is None else tensor._version
+        self.slot: Slot | None = None
+        self.digest = b""
+
+    def unchanged_tensor(self) -> Tensor:
+        """Return the tensor in memory; raise ProtocolError if it was changed in place."""
+        assert self.tensor is not None
+        if self.tensor._version != self._changes:
+            raise ProtocolError("a tensor was changed in place after it was put into a store: store a new tensor")
+        return self.tensor
+
+    def __del__(self) -> None:
+        self._remove(self)
 
 
 class ClientMemory:
-    """The memory that all stores of a run share: `most` bytes, and files beyond it, which lie in `folder`."""
+    """The rows of all stores of a run: at most `max_bytes` in memory, the others in files in `folder`."""
 
     def __init__(
         self,
-        most: float = inf,
+        max_bytes: float = inf,
         *,
-        half: bool = False,
+        half_precision: bool = False,
         folder: Path | None = None,
-        device: torch.device | str = "cpu",  # where what was read is put
+        device: torch.device | str = "cpu",  # of rows that are read from a file
     ) -> None:
-        self.most, self.half, self.folder, self._device = most, half, folder, device
-        self.resident = 0  # bytes
-        self._spilled = 0  # since freed memory was last given back
-        self._recent: OrderedDict[int, weakref.ref[Row]] = OrderedDict()  # rows in memory, by id
-        self._alike: weakref.WeakValueDictionary[bytes, Row] = weakref.WeakValueDictionary()
-        self._lying: weakref.WeakValueDictionary[tuple[int, int], Row] = weakref.WeakValueDictionary()
+        self.max_bytes, self.half_precision, self.folder, self._device = max_bytes, half_precision, folder, device
+        self.resident = 0  # bytes in memory
+        self._spilled = 0  # bytes moved to files since freed memory was last returned
+        self._recent: OrderedDict[int, weakref.ref[Row]] = OrderedDict()  # rows in memory by id, recently used last
+        self._by_hash: weakref.WeakValueDictionary[bytes, Row] = weakref.WeakValueDictionary()
+        self._by_slot: weakref.WeakValueDictionary[Slot, Row] = weakref.WeakValueDictionary()
         self._files: dict[int, SlotFile] = {}
-        self._noted: Held = {}  # by the checkpoint that is being written
-        self._known = False  # which slots of files that were there are free
-        self._kept: list[Held] = []  # by those that may be resumed from, the newest last
+        self._new_references: SlotSets = {}  # of the checkpoint that is being written
+        self._resumed = False  # references of existing checkpoints are known, so free slots of existing files are too
+        self._references: list[SlotSets] = []  # of the checkpoints that a run may resume from, the newest last
 
     def store(self, name: str) -> ClientStore:
         return ClientStore(self)
 
     # ------------------------------------------------------------ rows
 
-    def keep(self, given: Tensor) -> Row:
-        """A row that holds this: one that is there already, or a new one."""
-        plain = given.detach()
-        rounded = self.half and given.is_floating_point() and given.itemsize > HALF.itemsize
-        stored = plain.to(HALF) if rounded else given if plain.is_contiguous() and not given.requires_grad else plain
+    def add_row(self, tensor: Tensor) -> Row:
+        """Return a row that holds this tensor: an existing or a new one."""
+        plain = tensor.detach()
+        if self.half_precision and tensor.is_floating_point() and tensor.itemsize > HALF_DTYPE.itemsize:
+            stored = plain.to(HALF_DTYPE)
+        else:
+            stored = tensor if plain.is_contiguous() and not tensor.requires_grad else plain
         if not stored.is_contiguous() or stored.untyped_storage().nbytes() != stored.nbytes:
-            stored = stored.clone(memory_format=torch.contiguous_format)  # not all of what it is a part of
-        kind = Kind(stored.dtype, given.dtype, tuple(given.shape))
-        look = kind.look(stored)
-        like = self._alike.get(look)
-        if like is not None and like.kind == kind and self._same(like, stored):
-            self._touch(like)
-            return like
-        row = self._alike[look] = Row(self.forget, kind, stored)
-        self.resident += kind.nbytes
+            stored = stored.clone(memory_format=torch.contiguous_format)  # do not keep what it is a view of
+        row_format = RowFormat(stored.dtype, tensor.dtype, tuple(tensor.shape))
+        sampled_hash = row_format.sampled_hash(stored)
+        similar = self._by_hash.get(sampled_hash)
+        if similar is not None and similar.format == row_format and self._is_same(similar, stored):
+            self._mark_used(similar)
+            return similar
+        row = self._by_hash[sampled_hash] = Row(self._remove_row, row_format, stored)
+        self.resident += row_format.nbytes
         self._recent[id(row)] = weakref.ref(row)
-        self._make_room()
+        self._limit_memory()
         return row
 
-    def read(self, row: Row) -> Tensor:
-        """What was put there: the tensor itself, or a copy."""
+    def read_row(self, row: Row) -> Tensor:
+        """Return the tensor of a row, or a copy."""
         if row.tensor is None:
             tensor = self._load(row)
         else:
-            self._touch(row)
+            self._mark_used(row)
             tensor = row.tensor
-        return tensor if row.kind.given == row.kind.stored else tensor.to(row.kind.given)
+        return tensor if row.format.returned == row.format.stored else tensor.to(row.format.returned)
 
-    def lying(self, kind: Kind, at: tuple[int, int], digest: bytes) -> Row:
-        """The row that a checkpoint says lies there; it is looked at."""
-        row = self._lying.get(at)
-        if row is None or (row.kind, row.digest) != (kind, digest):
-            row = Row(self.forget, kind, None)
-            row.at, row.digest = at, digest
-            file = self._file(kind)
-            if file.size != at[0] or not 0 <= at[1] < file.count:
+    def find_row(self, row_format: RowFormat, slot: Slot, digest: bytes) -> Row:
+        """Return the row that a checkpoint refers to; its contents are verified."""
+        row = self._by_slot.get(slot)
+        if row is None or (row.format, row.digest) != (row_format, digest):
+            row = Row(self._remove_row, row_format, None)
+            row.slot, row.digest = slot, digest
+            file = self._file(row_format)
+            if file.size != slot.size or not 0 <= slot.number < file.count:
                 raise CheckpointError(
-                    f"{file.path} has no slot {at[1]} of {at[0]} bytes: it was cut off, or is another"
+                    f"{file.path} has no slot {slot.number} of {slot.size} bytes: it was truncated or replaced"
                 )
             self._load(row)
-            self._lying[at] = row
+            self._by_slot[slot] = row
         return row
 
-    def write(self, rows: Iterable[Row]) -> None:
-        """Give each a slot, and have all of it on the disk; a checkpoint refers to them."""
+    def write_rows(self, rows: Iterable[Row]) -> None:
+        """Give each row a slot and make all of them durable; a checkpoint will refer to them."""
         for row in rows:
-            if row.at is None:
-                self._write(row)
-            assert row.at is not None
-            self._noted.setdefault(row.at[0], set()).add(row.at[1])
+            slot = row.slot or self._write(row)
+            self._new_references.setdefault(slot.size, set()).add(slot.number)
         for file in self._files.values():
             file.sync()
 
-    def forget(self, row: Row) -> None:
-        """No client has it any more."""
+    def _remove_row(self, row: Row) -> None:
+        """Forget a row that no client has any more."""
         if self._recent.pop(id(row), None) is not None:
-            self.resident -= row.kind.nbytes
-        # of a checkpoint that could not be used there may be a row where another lies
-        free = row.at is not None and self._lying.get(row.at) is row and not self._is_kept(row.at)
-        if free and row.at is not None and row.at[0] in self._files:
-            self._files[row.at[0]].free.append(row.at[1])
+            self.resident -= row.format.nbytes
+        slot = row.slot
+        if slot is None or slot.size not in self._files:
+            return
+        # a row of an unusable checkpoint may have the slot of another row
+        if self._by_slot.get(slot) is row and not self._is_referenced(slot):
+            self._files[slot.size].free.append(slot.number)
 
-    def _same(self, row: Row, stored: Tensor) -> bool:
-        """Bit for bit: 0.0 is not -0.0."""
+    def _is_same(self, row: Row, stored: Tensor) -> bool:
+        """Return whether the bits are equal: 0.0 is not -0.0."""
         if row.tensor is stored:
-            row.checked()
+            row.unchanged_tensor()
             return True
-        held = self._load(row) if row.tensor is None else row.checked()
-        return torch.equal(held.reshape(-1).view(torch.uint8), stored.reshape(-1).view(torch.uint8))
+        tensor = self._load(row) if row.tensor is None else row.unchanged_tensor()
+        return torch.equal(tensor.reshape(-1).view(torch.uint8), stored.reshape(-1).view(torch.uint8))
 
-    def _touch(self, row: Row) -> None:
+    def _mark_used(self, row: Row) -> None:
         if id(row) in self._recent:
             self._recent.move_to_end(id(row))
 
-    def _make_room(self) -> None:
-        while self.resident > self.most and len(self._recent) > 1:  # the last one is about to be asked for
+    def _limit_memory(self) -> None:
+        while self.resident > self.max_bytes and len(self._recent) > 1:  # the last one is about to be used
             row = self._recent[next(iter(self._recent))]()
             assert row is not None
-            if row.at is None:
+            if row.slot is None:
                 self._write(row)
             del self._recent[id(row)]
-            self.resident -= row.kind.nbytes
-            self._spilled += row.kind.nbytes
+            self.resident -= row.format.nbytes
+            self._spilled += row.format.nbytes
             row.tensor = None
-        if self._spilled >= GIVE_BACK:
+        if self._spilled >= BYTES_BETWEEN_TRIMS:
             self._spilled = 0
-            give_back()
+            return_freed_memory()
 
-    def _write(self, row: Row) -> None:
-        file = self._file(row.kind)
-        slot, row.digest = file.write(row.checked().cpu())
-        row.at = file.size, slot
-        self._lying[row.at] = row
+    def _write(self, row: Row) -> Slot:
+        file = self._file(row.format)
+        number, row.digest = file.write(row.unchanged_tensor().cpu())
+        slot = row.slot = Slot(file.size, number)
+        self._by_slot[slot] = row
+        return slot
 
     def _load(self, row: Row) -> Tensor:
-        assert row.at is not None
-        empty = torch.empty(row.kind.shape, dtype=row.kind.stored)
-        return self._file(row.kind).read(row.at[1], empty, row.digest).to(self._device)
+        assert row.slot is not None
+        empty = torch.empty(row.format.shape, dtype=row.format.stored)
+        return self._file(row.format).read(row.slot.number, empty, row.digest).to(self._device)
 
-    def _file(self, kind: Kind) -> SlotFile:
-        size = -(-kind.nbytes // slot_files.ALIGNED) * slot_files.ALIGNED or slot_files.ALIGNED
+    def _file(self, row_format: RowFormat) -> SlotFile:
+        size = slot_size(row_format.nbytes)
         if size not in self._files:
             file = self._files[size] = SlotFile(self.folder, size)
-            if self._known:
+            if self._resumed:
                 self._release({size: set(range(file.count))})
         return self._files[size]
 
     # ------------------------------------------------------------ checkpoints
 
-    def begin(self) -> None:
-        """A checkpoint is about to be written."""
-        self._noted = {}
+    def begin_checkpoint(self) -> None:
+        self._new_references = {}
 
-    def noted(self) -> Tree:
-        """The slots it refers to, by size."""
-        return {str(size): slot_files.spans(held) for size, held in self._noted.items()}
+    def references(self) -> Tree:
+        """Return the ranges of slots that the new checkpoint refers to, by size."""
+        return {str(size): slot_ranges(numbers) for size, numbers in self._new_references.items()}
 
-    def settled(self) -> None:
-        """It is written, and the one before it is still there."""
-        before, self._kept = self._kept, [*self._kept[-1:], self._noted]
-        # two and more where the process was killed before it removed one; they may refer to the same slots
-        gone: Held = {}
-        for held in before[:-1]:
-            for size, numbers in held.items():
-                gone.setdefault(size, set()).update(numbers)
-        self._release(gone)
+    def checkpoint_written(self) -> None:
+        """Release slots of older checkpoints: the new one and the one before it remain."""
+        before, self._references = self._references, [*self._references[-1:], self._new_references]
+        # several older ones if the process was killed before it deleted one; they may refer to the same slots
+        released: SlotSets = {}
+        for references in before[:-1]:
+            for size, numbers in references.items():
+                released.setdefault(size, set()).update(numbers)
+        self._release(released)
 
-    def hold(self, noted: Iterable[Tree]) -> None:
-        """These checkpoints are there, the one that is gone on from last; what none of them refers to is free."""
-        self._kept = [
-            {int(size): {slot for first, end in runs for slot in range(first, end)} for size, runs in tree.items()}
-            for tree in noted
+    def keep_references(self, references: Iterable[Tree]) -> None:
+        """Keep the slots of these checkpoints, of which the run resumes from the last; all other slots are free."""
+        self._references = [
+            {
+                int(size): {number for first, end in ranges for number in range(first, end)}
+                for size, ranges in tree.items()
+            }
+            for tree in references
         ]
-        self._known = True
+        self._resumed = True
         for size, file in self._files.items():
             file.free.clear()
             self._release({size: set(range(file.count))})
@@ -201,33 +260,34 @@ class ClientMemory:
             file.close()
         self._files.clear()
 
-    def _release(self, held: Held) -> None:
-        for size, numbers in held.items():
-            for slot in sorted(numbers, reverse=True):  # the first are used first: the file stays short
-                if (size, slot) not in self._lying and not self._is_kept((size, slot)) and size in self._files:
-                    self._files[size].free.append(slot)
+    def _release(self, slots: SlotSets) -> None:
+        for size, numbers in slots.items():
+            for number in sorted(numbers, reverse=True):  # the first slots are reused first, so the file stays short
+                slot = Slot(size, number)
+                if slot not in self._by_slot and not self._is_referenced(slot) and size in self._files:
+                    self._files[size].free.append(number)
 
-    def _is_kept(self, at: tuple[int, int]) -> bool:
-        return any(at[1] in held.get(at[0], ()) for held in self._kept)
+    def _is_referenced(self, slot: Slot) -> bool:
+        return any(slot.number in references.get(slot.size, ()) for references in self._references)
 
 
 class ClientStore(MutableMapping[int, Tensor]):
-    """Client -> tensor, in the order of a dict."""
+    """A mapping from clients to tensors, in the order of a dict."""
 
     def __init__(self, memory: ClientMemory) -> None:
         self._memory, self._rows = memory, dict[int, Row]()
 
     def __getitem__(self, client: int) -> Tensor:
-        return self._memory.read(self._rows[client])
+        return self._memory.read_row(self._rows[client])
 
     def __setitem__(self, client: int, tensor: Tensor) -> None:
-        self._rows[client] = self._memory.keep(tensor)
+        self._rows[client] = self._memory.add_row(tensor)
 
     def __delitem__(self, client: int) -> None:
         del self._rows[client]
 
     def __contains__(self, client: object) -> bool:
-        return client in self._rows  # without reading it
+        return client in self._rows  # without reading the row
 
     def __iter__(self) -> Iterator[int]:
         return iter(self._rows)
@@ -239,35 +299,35 @@ class ClientStore(MutableMapping[int, Tensor]):
         self._rows.clear()
 
     def rows(self) -> Iterable[Row]:
-        """Each once, however many clients have it."""
+        """Return each row once, however many clients share it."""
         return {id(row): row for row in self._rows.values()}.values()
-
-    # ------------------------------------------------------------ save and restore
 
     def save(self, put: Put) -> Tree:
         rows = list(self.rows())
-        self._memory.write(rows)
-        places = {id(row): i for i, row in enumerate(rows)}
-        kinds = {row.kind: None for row in rows}
-        numbers = {kind: i for i, kind in enumerate(kinds)}
-        lying = [row.at for row in rows if row.at is not None]
+        self._memory.write_rows(rows)
+        row_numbers = {id(row): i for i, row in enumerate(rows)}
+        formats = list(dict.fromkeys(row.format for row in rows))
+        format_numbers = {row_format: i for i, row_format in enumerate(formats)}
+        slots = [row.slot for row in rows if row.slot is not None]
+        digests = b"".join(row.digest for row in rows) or b" "
         return {
             "clients": pack(list(self._rows), put),
-            "row": pack([places[id(row)] for row in self._rows.values()], put),
-            "size": pack([size for size, _ in lying], put),
-            "slot": pack([slot for _, slot in lying], put),
-            "kind": pack([numbers[row.kind] for row in rows], put),
-            "kinds": [[str(kind.stored), str(kind.given), list(kind.shape)] for kind in kinds],
-            "sha256": put(torch.frombuffer(bytearray(b"".join(row.digest for row in rows) or b" "), dtype=torch.uint8)),
+            "row": pack([row_numbers[id(row)] for row in self._rows.values()], put),
+            "size": pack([slot.size for slot in slots], put),
+            "slot": pack([slot.number for slot in slots], put),
+            "format": pack([format_numbers[row.format] for row in rows], put),
+            "formats": [[str(f.stored), str(f.returned), list(f.shape)] for f in formats],
+            "sha256": put(torch.frombuffer(bytearray(digests), dtype=torch.uint8)),
         }
 
     def restore(self, tree: Mapping[str, Tree], get: Get) -> None:
-        """Take these rows in place of those that are here; every one is read and checked."""
-        clients, row, sizes, at, kind = (unpack(tree[name], get) for name in ("clients", "row", "size", "slot", "kind"))
-        kinds = [Kind(KINDS[stored], KINDS[given], tuple(shape)) for stored, given, shape in tree["kinds"]]
-        sums = bytes(get(tree["sha256"]).tolist())
-        found = [
-            self._memory.lying(kinds[number], (size, slot), sums[32 * i : 32 * i + 32])
-            for i, (size, slot, number) in enumerate(zip(sizes, at, kind, strict=True))
+        """Replace all rows by those of a checkpoint; every one is read and verified."""
+        names = ("clients", "row", "size", "slot", "format")
+        clients, row_numbers, sizes, slots, format_numbers = (unpack(tree[name], get) for name in names)
+        formats = [RowFormat(DTYPES[stored], DTYPES[ret], tuple(shape)) for stored, ret, shape in tree["formats"]]
+        digests = bytes(get(tree["sha256"]).tolist())
+        rows = [
+            self._memory.find_row(formats[n], Slot(size, slot), digests[SHA256_BYTES * i : SHA256_BYTES * (i + 1)])
+            for i, (size, slot, n) in enumerate(zip(sizes, slots, format_numbers, strict=True))
         ]
-        self._rows = {client: found[i] for client, i in zip(clients, row, strict=True)}
+        self._rows = {client: rows[i] for client, i in zip(clients, row_numbers, strict=True)}

@@ -1,43 +1,57 @@
-"""The conversation with one strategy, the same for every engine: facts go in, orders come out.
+"""The coordinator: one run's exchange with its strategy, the same for every engine.
 
-A host (virtual, scripted, later live) knows what happens in its kind of time. It tells the facts: clients joined or
-left, a ticket was answered or expired, a timer fired. The coordinator makes the events of them, hands these to the
-strategy, checks each answer as a whole, books it, and returns what the host has to carry out:
+Theory of operation. An engine reports facts, one method call each: a client joined or left, a ticket was answered or
+expired, a timer fired. The coordinator turns a fact into events, the `StrategyDriver` passes each event to the
+strategy, validates the whole answer and applies it, and the method returns orders, which the engine carries out:
 
-    Job                     send it to its client, and tell how it ends: `answered` or `expired`
-    SetTimer, CancelTimer   and tell `fired` when the timer is due
-    Offer                   the client is to be told of by `joined`, not before that time
+    Job                     send it to its client, then report `answered` or `expired`
+    SetTimer, CancelTimer   report `timer_fired` when the timer is due
+    Offer                   report `joined` for this client, not before that time
 
-"Lost, then ready", refusals and back-off, newcomers, what is accepted and what it costs exist here and nowhere else;
-how a strategy is told of an event, and its answer booked, in `teller`. Facts are plain values: a journal can hold them,
-and the same facts lead to the same state.
+The order of events for one client (ClientLost before ClientReady), refusals and back-off, and new clients are handled
+only here. Facts are plain values: a journal can store them, and the same facts lead to the same state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
 
-from offbeat.core.jobs import STATISTICS, Job
-from offbeat.core.ledger import in_order
+from offbeat.core.errors import CheckpointError, RunError
+from offbeat.core.jobs import CLIENT_STATISTICS, Job
+from offbeat.core.ledger import Ledger, sorted_clients
 from offbeat.core.protocol import ClientLost, ClientReady, ProtocolError, Strategy, TimerFired, UpdateArrived, World
-from offbeat.core.snapshot import Get, Put, Tree
-from offbeat.engine.coordinator_state import Conversation
-from offbeat.engine.divergence import Footing
+from offbeat.core.snapshot import Get, Put, Tree, expect_type, matches_repr, pack, pack_state, unpack, unpack_state
 from offbeat.engine.gate import Gate, Verdict
-from offbeat.engine.strategy_driver import Hear, NumExamples, Offer, Order, Teller
-from offbeat.engine.trace import Trace, Unrecorded
+from offbeat.engine.progress import Progress
+from offbeat.engine.strategy_driver import EventObserver, LastFiniteModel, NumExamples, Offer, Order, StrategyDriver
+from offbeat.engine.trace import NullTrace, Trace
 from offbeat.engine.until import Until
 
-RESTLESS = 10_000  # timers at one instant after which it is taken to be endless
+MAX_TIMERS_PER_INSTANT = 10_000  # more mean that the strategy sets a timer for `now` again and again
 
-Fact = tuple[str, tuple[Any, ...]]  # the name of a method below, and what it was told
+Fact = tuple[str, tuple[Any, ...]]  # name of a method of Coordinator, and its arguments
 
 
-class Coordinator(Teller):
-    """Facts, one method each, and what follows from them."""
+@dataclass(frozen=True)
+class CoordinatorState:
+    """The state of a coordinator as read from a checkpoint."""
+
+    ledger: Ledger
+    progress: Progress
+    last_finite: LastFiniteModel
+    model: Tensor
+    memories: dict[int, Mapping[str, Tensor]]
+    client_models: dict[int, Tensor]
+    reported_examples: dict[int, int] | None
+    strategy_state: Any
+
+
+class Coordinator:
+    """Turn facts into events for the strategy, and return the orders that follow."""
 
     def __init__(
         self,
@@ -47,215 +61,244 @@ class Coordinator(Teller):
         until: Until | None = None,
         gate: Gate | None = None,
         trace: Trace | None = None,
-        num_examples: NumExamples | None = None,  # None: as many as it said when it joined
-        journal: Callable[[Fact], None] | None = None,  # told each fact before the strategy is
-        # told each event and answer after it was booked; without, versions are compared here
-        heard: Hear | None = None,
-        gives_up: bool = True,  # does a run end in which job after job comes to nothing?
+        num_examples: NumExamples | None = None,  # None: the number that each client reported
+        journal: Callable[[Fact], None] | None = None,  # receives each fact before the strategy does
+        observer: EventObserver | None = None,  # receives each event and its actions, and compares versions itself
+        stop_when_hopeless: bool = True,  # end a run in which job after job is lost or refused
     ) -> None:
+        self.world, self.trace, self.until = world, trace or NullTrace(), until
         self.gate = gate or Gate(world.layout, world.model.dtype)
-        travels = world.layout.trainable(world.model) if self.gate.local_statistics else world.model
-        super().__init__(strategy, world, travels, trace or Unrecorded(), num_examples or self._as_told, heard)
-        self.until = until
-        # what clients said they have, if nobody else knows
-        self._claimed: dict[int, int] | None = {} if num_examples is None else None
-        self._journal, self._gives_up = journal, gives_up
-        self._fired = (-1.0, 0)  # timers fired at this instant
+        exchanged = world.layout.trainable(world.model) if self.gate.local_statistics else world.model
+        self._num_examples = num_examples or self._reported_examples
+        self.driver = StrategyDriver(strategy, world, exchanged, self.trace, self._num_examples, observer)
+        self.ledger, self.progress = self.driver.ledger, self.driver.progress
+        self._reported: dict[int, int] | None = {} if num_examples is None else None  # client -> number of examples
+        self._journal, self._stop_when_hopeless = journal, stop_when_hopeless
+        self._timers_fired = (-1.0, 0)  # an instant, and the number of timers that fired in it
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.driver.strategy
+
+    @property
+    def state(self) -> Any:
+        return self.driver.state
+
+    @property
+    def model(self) -> Tensor:
+        return self.driver.model
+
+    @property
+    def stop_reason(self) -> str | None:
+        return self.driver.stop_reason
 
     # ------------------------------------------------------------ facts
 
     def begin(self, now: float, away: Collection[int] = ()) -> list[Order]:
-        """The run starts: everyone known is ready, in order of id, but those who are away."""
-        if self._journal is not None:
-            self._journal(("begin", (now, tuple(away))))
-        self.footing = Footing.on(self.model, self.ledger.version, self.progress.updates)
-        orders: list[Order] = []
-        for client in away:  # first: nobody may be sent work before they come
+        """Start the run: all known clients that are not `away` are ready, in order of their ids."""
+        self._record("begin", now, tuple(away))
+        driver, orders = self.driver, list[Order]()
+        driver.last_finite = LastFiniteModel.starting_from(self.model, self.ledger.version, self.progress.updates)
+        for client in away:
             self.ledger.leave(client)
-        for client in in_order(self.world.clients):
-            if self.ledger.idle(client) and self.reason is None:
-                self._ready(now, client, orders)
+        for client in sorted_clients(self.world.clients):
+            if self.ledger.is_idle(client) and driver.stop_reason is None:
+                for order in self._make_ready(now, client):
+                    # a million ready clients may ask for the same timer
+                    if isinstance(order, Job) or not orders or orders[-1] != order:
+                        orders.append(order)
         return orders
 
     def joined(self, now: float, client: int, num_examples: int) -> list[Order]:
-        """A client can be reached: for the first time, or again."""
-        if self._journal is not None:
-            self._journal(("joined", (now, client, num_examples)))
-        orders: list[Order] = []
+        """Report that a client is reachable, for the first time or again."""
+        self._record("joined", now, client, num_examples)
         self.ledger.join(client, num_examples)
-        if self._claimed is not None:
-            self._claimed[client] = num_examples
+        if self._reported is not None:
+            self._reported[client] = num_examples
         self.trace.add(now, "back", self.ledger.version, client, examples=num_examples)
-        self._tell(now, ClientReady(now, client, num_examples), orders)
-        return orders
+        return self.driver.deliver(now, ClientReady(now, client, num_examples))
 
-    def claims(self, now: float, client: int, num_examples: int) -> list[Order]:
-        """A client says how much it has, where nobody else knows; its data may grow."""
-        if self._claimed is not None and self._as_told(client, 0, now) != num_examples:
-            if self._journal is not None:
-                self._journal(("claims", (now, client, num_examples)))
-            self._claimed[client] = num_examples
+    def examples_reported(self, now: float, client: int, num_examples: int) -> list[Order]:
+        """Report a client's current number of examples, where only the client knows it."""
+        if self._reported is not None and self.reported_examples(client) != num_examples:
+            self._record("examples_reported", now, client, num_examples)
+            self._reported[client] = num_examples
             self.trace.add(now, "examples", self.ledger.version, client, examples=num_examples)
         return []
 
-    def claimed(self, client: int) -> int:
-        """What a client said last."""
-        return self._as_told(client, 0, 0.0)
-
     def left(self, now: float, client: int) -> list[Order]:
-        """An idle client went away; the host tells when it joins again."""
-        if self._journal is not None:
-            self._journal(("left", (now, client)))
-        orders: list[Order] = []
-        self._leave(now, client, orders)
-        return orders
+        """Report that an idle client became unreachable."""
+        self._record("left", now, client)
+        return self._leave(now, client)
 
     def answered(self, now: float, ticket: int, verdict: Verdict, back: float, size: int | None = None) -> list[Order]:
-        """A client answered, and the gate has judged. `back`: when it can be reached again; now, if it stays. `size`:
-        of what it sent, where that was measured.
+        """Report a client's answer and the gate's verdict.
+
+        `back` is the time when the client is reachable again (now, if it stays), `size` the measured upload in bytes.
         """
         if self._journal is not None:
             self._journal(("answered", (now, ticket, verdict, back, size)))
-        ledger, progress = self.ledger, self.progress
+        driver, ledger, progress = self.driver, self.ledger, self.progress
         job = ledger.close(ticket)
         if isinstance(verdict, str):
-            return self._refused(now, job, verdict, back, size)
-        orders: list[Order] = []
+            return self._refuse(now, job, verdict, back, size)
         client, version, base, started = job.client, job.base_version, job.base, job.started
         local, examples, steps, extras = verdict.local, verdict.num_examples, verdict.steps, verdict.extras
         if progress.refusals:
             progress.refusals.pop(client, None)
-        counted = self.traffic.up(client, local, extras)
+        counted = driver.traffic.count_upload(client, local, extras)
         size = counted if size is None else size
         self.trace.add(now, "arrive", ledger.version, client, ticket, version, steps, examples, size)
         event = UpdateArrived(now, client, ticket, version, base, local, examples, steps, started, extras)
-        self._tell(now, event, orders, job, verdict)
+        orders = driver.deliver(now, event, job, verdict)
         if self.until is not None and progress.updates == self.until.updates:
-            self.end("updates")
-        if self.reason is None and client not in ledger.busy and client not in ledger.absent:  # idle: it is known
+            driver.end("updates")
+        if driver.stop_reason is None and client not in ledger.open_tickets and client not in ledger.absent:
             if back <= now:
-                self._ready(now, client, orders)
-            else:
-                self._leave(now, client, orders)
-                orders.append(Offer(client, back))
+                return orders + self._make_ready(now, client)
+            return [*orders, *self._leave(now, client), Offer(client, back)]
         return orders
 
     def expired(self, now: float, ticket: int, why: str | None, back: float) -> list[Order]:
-        """A ticket will not be answered in time. `back`: when its client can be reached again; now, if it can."""
-        if self._journal is not None:
-            self._journal(("expired", (now, ticket, why, back)))
+        """Report that a ticket will not be answered; `back` is the time when its client is reachable again."""
+        self._record("expired", now, ticket, why, back)
         job = self.ledger.close(ticket)
         self.trace.add(now, "lost", self.ledger.version, job.client, ticket, job.base_version, detail=why)
-        self._in_vain("jobs in a row were lost")
+        self._count_lost_job("jobs in a row were lost")
         return self._lose(now, job, back)
 
-    def strayed(self, now: float, client: int, ticket: int, how: str, size: int | None = None) -> list[Order]:
-        """An upload nobody waits for: `late`, after its ticket expired, or a `duplicate` of one that was consumed."""
-        if self._journal is not None:
-            self._journal(("strayed", (now, client, ticket, how, size)))
-        wasted = self.traffic.wasted() if size is None else size
+    def unexpected_upload(self, now: float, client: int, ticket: int, how: str, size: int | None = None) -> list[Order]:
+        """Report an upload for a closed ticket: `late`, after it expired, or a `duplicate` of an answer."""
+        self._record("unexpected_upload", now, client, ticket, how, size)
+        wasted = self.driver.traffic.wasted_upload() if size is None else size
         self.trace.add(now, how, self.ledger.version, client, ticket, size=wasted)
         return []
 
-    def fired(self, now: float, key: str) -> list[Order]:
-        if self._journal is not None:
-            self._journal(("fired", (now, key)))
-        self._fired = (now, self._fired[1] + 1 if self._fired[0] == now else 1)
-        if self._fired[1] > RESTLESS:
+    def timer_fired(self, now: float, key: str) -> list[Order]:
+        """Report that a timer is due."""
+        self._record("timer_fired", now, key)
+        instant, count = self._timers_fired
+        self._timers_fired = (now, count + 1 if instant == now else 1)
+        if self._timers_fired[1] > MAX_TIMERS_PER_INSTANT:
             raise ProtocolError(f"timer {key!r} is set for now, {now}, again and again: this instant never ends")
-        orders: list[Order] = []
         self.trace.add(now, "timer", self.ledger.version, detail=key)
-        self._tell(now, TimerFired(now, key), orders)
-        return orders
-
-    def judge(self, answers: Sequence[object]) -> list[Verdict]:
-        """What the gate says of answers to open tickets. Nothing is booked."""
-        return self.gate.inspect(answers, self.ledger.open)
+        return self.driver.deliver(now, TimerFired(now, key))
 
     def replay(self, facts: Iterable[Fact]) -> list[Order]:
-        """Hear facts of a journal again; what followed then was carried out already, the host may book it."""
+        """Report the facts of a journal again; return the orders, which were carried out before."""
         return [order for name, values in facts for order in getattr(self, name)(*values)]
 
-    def own_statistics(self) -> dict[int, Tensor]:
-        """Of the clients that keep such to themselves."""
-        if not self.gate.local_statistics:
-            return {}
-        return {client: memory[STATISTICS] for client, memory in self.memories.items() if STATISTICS in memory}
+    def _record(self, name: str, *values: Any) -> None:
+        if self._journal is not None:
+            self._journal((name, values))
 
-    # ------------------------------------------------------------ what follows from a fact
+    # ------------------------------------------------------------ consequences of a fact
 
-    def _refused(self, now: float, job: Job, reason: str, back: float, size: int | None) -> list[Order]:
-        client, failed = job.client, reason.startswith("failed: ")  # then nothing was sent
+    def _refuse(self, now: float, job: Job, reason: str, back: float, size: int | None) -> list[Order]:
+        failed = reason.startswith("failed: ")  # nothing was uploaded
         if size is None and not failed:
-            size = self.traffic.wasted()
-        self.trace.add(
-            now, "refuse", self.ledger.version, client, job.ticket, job.base_version, size=size, detail=reason
-        )
-        if (fault := self.footing.fault_of(job)) is not None:  # it answered for what it was sent
-            self._fall(fault)
-        if not self.model_holds():
+            size = self.driver.traffic.wasted_upload()
+        version = self.ledger.version
+        self.trace.add(now, "refuse", version, job.client, job.ticket, job.base_version, size=size, detail=reason)
+        # a client that was sent a non-finite model returns one
+        if (fault := self.driver.last_finite.find_job_fault(job)) is not None:
+            self.driver.fall_back(fault)
+        if not self.driver.check_model():
             return []
-        if failed and self._gives_up:
-            self.progress.failed(reason)
-        self._in_vain(f"answers in a row were refused, the last for {reason}")
-        wait = self.progress.refused(client, lasted=now - job.started)
+        if failed and self._stop_when_hopeless:
+            self.progress.record_failure(reason)
+        self._count_lost_job(f"answers in a row were refused, the last for {reason}")
+        wait = self.progress.record_refusal(job.client, now - job.started)
         return self._lose(now, job, max(back, now + wait))
 
     def _lose(self, now: float, job: Job, back: float) -> list[Order]:
-        """The ticket is dead; the client is ready at once, or when it is `back`."""
-        orders: list[Order] = []
-        client = job.client
-        if back > now:  # before the strategy hears of it: nobody can be sent work who is known to be away
+        """Deliver ClientLost for a ticket; the client is ready at once or at time `back`."""
+        client, orders = job.client, list[Order]()
+        if back > now:  # before the event, so that the strategy cannot dispatch to an absent client
             self.ledger.leave(client)
             orders.append(Offer(client, back))
-        self._tell(now, ClientLost(now, client, job.ticket), orders)
-        if self.reason is None and self.ledger.idle(client):
-            self._ready(now, client, orders)
+        orders += self.driver.deliver(now, ClientLost(now, client, job.ticket))
+        if self.driver.stop_reason is None and self.ledger.is_idle(client):
+            orders += self._make_ready(now, client)
         return orders
 
-    def _leave(self, now: float, client: int, orders: list[Order]) -> None:
+    def _leave(self, now: float, client: int) -> list[Order]:
         self.trace.add(now, "left", self.ledger.version, client)
         self.ledger.leave(client)
-        self._tell(now, ClientLost(now, client, None), orders)
+        return self.driver.deliver(now, ClientLost(now, client, None))
 
-    def _ready(self, now: float, client: int, orders: list[Order]) -> None:
-        examples = self._num_examples(client, self.ledger.jobs.get(client, 0), now)
-        self._tell(now, ClientReady(now, client, examples), orders)
+    def _make_ready(self, now: float, client: int) -> list[Order]:
+        examples = self._num_examples(client, self.ledger.job_counts.get(client, 0), now)
+        return self.driver.deliver(now, ClientReady(now, client, examples))
 
-    def _in_vain(self, what: str) -> None:
-        """A job more that came to nothing: without an end in time the run might have none."""
+    def _count_lost_job(self, what: str) -> None:
+        """Count a lost or refused job; end a run that has no time limit and accepts no more updates."""
         self.progress.since_accepted += 1
-        endless = self._gives_up and self.until is not None and self.until.seconds is None
-        if endless and self.progress.hopeless(len(self.ledger.clients)):
-            self.end(f"{self.progress.since_accepted} {what}")
+        endless = self._stop_when_hopeless and self.until is not None and self.until.seconds is None
+        if endless and self.progress.is_hopeless(len(self.ledger.clients)):
+            self.driver.end(f"{self.progress.since_accepted} {what}")
 
-    def _as_told(self, client: int, index: int, now: float) -> int:
-        claimed = self._claimed or {}
-        return claimed[client] if client in claimed else self.ledger.clients[client]
+    def _reported_examples(self, client: int, index: int, now: float) -> int:
+        return self.reported_examples(client)
+
+    # ------------------------------------------------------------ for the engine
+
+    def judge(self, answers: Sequence[object]) -> list[Verdict]:
+        """Return the gate's verdicts on answers to open tickets; nothing is recorded."""
+        return self.gate.inspect(answers, self.ledger.open_jobs)
+
+    def reported_examples(self, client: int) -> int:
+        """Return the number of examples that the client reported last, else the number it had at the start."""
+        reported = (self._reported or {}).get(client)
+        return self.ledger.clients[client] if reported is None else reported
+
+    def local_statistics(self) -> dict[int, Tensor]:
+        """Return the BatchNorm statistics of clients that keep them local."""
+        if not self.gate.local_statistics:
+            return {}
+        memories = self.driver.memories.items()
+        return {client: memory[CLIENT_STATISTICS] for client, memory in memories if CLIENT_STATISTICS in memory}
 
     # ------------------------------------------------------------ save and restore
 
     def save(self, put: Put) -> Tree:
-        return self._conversation().save(self.strategy, put)
+        driver = self.driver
+        return {
+            "strategy": repr(driver.strategy),
+            **self.ledger.save(put),
+            "progress": pack(self.progress, put),
+            "last_finite": pack(driver.last_finite, put),
+            "model": pack(driver.model, put),
+            "memories": pack(driver.memories, put),
+            "client_models": pack(driver.traffic.client_models, put),
+            "reported_examples": pack(self._reported, put),
+            "state": pack_state(driver.state, put),
+        }
 
-    def read(self, tree: Tree, get: Get) -> Conversation:
-        """A saved conversation of this strategy in this world. Nothing here is changed."""
-        return self._conversation().read(tree, get, self.strategy, self.world)
-
-    def restore(self, saved: Conversation) -> None:
-        """Go on from there."""
-        self.ledger, self.progress, self.model, self.footing = saved.ledger, saved.progress, saved.model, saved.footing
-        self.memories, self.traffic.kept = saved.memories, saved.kept
-        self._claimed, self.state = saved.claimed, saved.state
-
-    def _conversation(self) -> Conversation:
-        return Conversation(
-            self.ledger,
-            self.progress,
-            self.footing,
-            self.model,
-            self.memories,
-            self.traffic.kept,
-            self._claimed,
-            self.state,
+    def read(self, tree: Tree, get: Get) -> CoordinatorState:
+        """Read a saved state of this strategy in this world; nothing changes here."""
+        driver = self.driver
+        if not matches_repr(driver.strategy, tree["strategy"]):
+            raise RunError(f"the checkpoint is of {tree['strategy']}, not of {driver.strategy!r}")
+        model = unpack(tree["model"], get)
+        if not isinstance(model, Tensor) or model.shape != self.model.shape or model.dtype != self.model.dtype:
+            raise CheckpointError("its model has another shape or dtype than the model of this run")
+        return CoordinatorState(
+            ledger=self.ledger.restore(tree, get),
+            progress=expect_type(Progress, unpack(tree["progress"], get), "progress"),
+            last_finite=expect_type(LastFiniteModel, unpack(tree["last_finite"], get), "last_finite"),
+            model=model,
+            memories=expect_type(dict, unpack(tree["memories"], get), "memories"),
+            client_models=expect_type(dict, unpack(tree["client_models"], get), "client_models"),
+            reported_examples=unpack(tree["reported_examples"], get),
+            strategy_state=unpack_state(driver.strategy.init(self.world), tree["state"], get),
         )
+
+    def restore(self, saved: CoordinatorState) -> None:
+        """Continue from a saved state."""
+        driver = self.driver
+        self.ledger = driver.ledger = saved.ledger
+        self.progress = driver.progress = saved.progress
+        driver.last_finite, driver.model, driver.memories = saved.last_finite, saved.model, saved.memories
+        driver.traffic.client_models, driver.state = saved.client_models, saved.strategy_state
+        self._reported = saved.reported_examples

@@ -1,85 +1,78 @@
-"""What a virtual run remembers of itself, how it ends, and the quiet it runs in."""
+"""Counters of a run, its status for watchers, and its outcome."""
 
 from __future__ import annotations
 
-import gc
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
 from offbeat.core.errors import RunError
 
-PATIENCE = 3  # refusals in a row after which a client is offered work with back-off
-HOPELESS = 10  # failed jobs and not one success: the fault is not the clients'
+REFUSALS_BEFORE_BACKOFF = 3  # refusals in a row after which a client waits before it is offered work
+MIN_LOST_JOBS = 10  # failed jobs without any success after which a run cannot continue
+NOT_FINITE = "not finite"  # beginning of the reason of a run that diverged
+
+
+def is_divergence(reason: str | None) -> bool:
+    """Return whether a run that ended for this reason diverged."""
+    return reason is not None and reason.startswith(NOT_FINITE)
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    reason: str  # "seconds", "updates", "target", INTERRUPTED, OVER, NOT_FINITE and what was, or the strategy's own
+    """The result of a run."""
+
+    reason: str  # "seconds", "updates", "target", INTERRUPTED, NOTHING_LEFT, NOT_FINITE with details, or the strategy's
     now: float
     version: int
     updates: int
     model: Tensor
     metrics: Mapping[str, float]
     server_seconds: float  # host time spent inside the strategy
-    server_bytes: int = 0  # the most its tensors took
+    server_bytes: int = 0  # the largest size of its tensors
 
     def costs(self) -> dict[str, float]:
-        """What the server side took, for the trace's facts."""
+        """Return the costs of the server as facts for the trace."""
         return {"server_seconds": self.server_seconds, "server_bytes": self.server_bytes}
 
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """How a run is doing, for whoever watches it."""
+    """The progress of a run, for watchers."""
 
     now: float
-    share: float  # how far the run is, between 0 and 1
+    share: float  # finished part of the run, between 0 and 1
     version: int
     updates: int
-    at_work: int  # tickets under way
+    at_work: int  # number of open tickets
     age: float | None  # how many versions ago they were sent, on average
     metrics: Mapping[str, float]
-    here: tuple[int, ...] = ()  # of a live run: who can be reached
+    here: tuple[int, ...] = ()  # reachable clients of a live run
 
 
 @dataclass(slots=True)
 class Progress:
-    """What the coordinator counts beside the ledger."""
+    """Counters that the coordinator keeps beside the ledger."""
 
     updates: int = 0
     failures: int = 0
-    since_accepted: int = 0  # refused or lost since the last update that was accepted
-    refusals: dict[int, int] = field(default_factory=dict)  # client -> refused in a row
+    since_accepted: int = 0  # refused or lost jobs since the last accepted update
+    refusals: dict[int, int] = field(default_factory=dict)  # client -> number of refusals in a row
     server_seconds: float = 0.0
 
-    def failed(self, reason: str) -> None:
-        """Book a job that raised; one after the other and no success: there is nothing to simulate."""
+    def record_failure(self, reason: str) -> None:
+        """Count a job that raised; raise RunError if the first MIN_LOST_JOBS jobs all did."""
         self.failures += 1
-        if self.failures >= HOPELESS and self.updates == 0:
-            raise RunError(f"the first {HOPELESS} local trainings all {reason}")
+        if self.failures >= MIN_LOST_JOBS and self.updates == 0:
+            raise RunError(f"the first {MIN_LOST_JOBS} local trainings all {reason}")
 
-    def refused(self, client: int, lasted: float) -> float:
-        """Book an update that was refused; how many seconds its client waits before it is offered work again."""
+    def record_refusal(self, client: int, job_seconds: float) -> float:
+        """Count a refused update; return the seconds that its client waits before it is offered work again."""
         self.refusals[client] = self.refusals.get(client, 0) + 1
-        patience = self.refusals[client] - PATIENCE
-        return 0.0 if patience < 0 else lasted * 2 ** min(patience, 6)
+        excess = self.refusals[client] - REFUSALS_BEFORE_BACKOFF
+        return 0.0 if excess < 0 else job_seconds * 2 ** min(excess, 6)
 
-    def hopeless(self, clients: int) -> bool:
-        """Has nothing come of so many jobs in a row that nothing will?"""
-        return self.since_accepted >= max(HOPELESS, 5 * clients)
-
-
-@contextmanager
-def rare_collection() -> Iterator[None]:
-    """Nothing in the loop makes reference cycles, but its many small objects would set the collector off all the
-    time.
-    """
-    before = gc.get_threshold()
-    gc.set_threshold(100_000, before[1], before[2])
-    try:
-        yield
-    finally:
-        gc.set_threshold(*before)
+    def is_hopeless(self, clients: int) -> bool:
+        """Return whether so many jobs in a row were lost that no update can be expected."""
+        return self.since_accepted >= max(MIN_LOST_JOBS, 5 * clients)

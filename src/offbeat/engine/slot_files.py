@@ -1,9 +1,8 @@
-"""Files of equal slots: tensors outside memory, each in a slot of a file for its size.
+"""Files of equal slots that hold tensors outside memory, one file per size.
 
-A slot is written whole, once, and not again before it is handed back: whoever noted where a tensor lies and its
-SHA-256 finds it there, or is told that the file was damaged. Written and read, not mapped: on a full disk, or a file
-that was cut off, a mapping would end the process without a word, and what was read from one would change when its slot
-is used again.
+A slot is written completely, once, until it is released. Its reader knows the SHA-256, so damage is detected. Files are
+read and written, not mapped: on a full disk or a truncated file a mapping would kill the process without a message, and
+a tensor in it would change when its slot is reused.
 """
 
 from __future__ import annotations
@@ -15,22 +14,28 @@ import os
 import tempfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from offbeat.core.errors import CheckpointError
 
-ALIGNED = 64  # bytes
-NAME = "rows-*.slots"
+SLOT_ALIGNMENT = 64  # bytes
+FILE_PATTERN = "rows-*.slots"
+
+
+def slot_size(nbytes: int) -> int:
+    """Return the size of the slots that hold tensors of this size."""
+    return -(-nbytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT or SLOT_ALIGNMENT
 
 
 class SlotFile:
-    """One file, in the folder given or, without one, a nameless one in the system's folder for temporary files."""
+    """One file in `folder`, or without one an unnamed file in the system's temporary folder."""
 
     def __init__(self, folder: Path | None, size: int) -> None:
-        self.size = -(-size // ALIGNED) * ALIGNED or ALIGNED
+        self.size = slot_size(size)
         self._dirty = self._new = False
         try:
             if folder is None:
@@ -38,16 +43,16 @@ class SlotFile:
                 self._handle = self._file.fileno()
             else:
                 folder.mkdir(parents=True, exist_ok=True)
-                self.path = folder / NAME.replace("*", str(self.size))
+                self.path = folder / FILE_PATTERN.replace("*", str(self.size))
                 self._new = not self.path.exists()
                 self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
-            self.count = -(-os.fstat(self._handle).st_size // self.size)  # slots, some of them free
+            self.count = -(-os.fstat(self._handle).st_size // self.size)  # number of slots, including free ones
         except OSError as error:
             raise CheckpointError(f"cannot open {self.path}: {error.strerror or error}") from None
         self.free: list[int] = []
 
     def write(self, tensor: Tensor) -> tuple[int, bytes]:
-        """Put a contiguous tensor into a free slot; which one, and its SHA-256."""
+        """Write a contiguous tensor into a free slot; return the slot's number and the SHA-256."""
         data = _bytes(tensor)
         slot = self.free.pop() if self.free else self.count
         self.count = max(self.count, slot + 1)
@@ -59,28 +64,28 @@ class SlotFile:
                 left = left[os.write(self._handle, left) :]
         except OSError as error:
             raise CheckpointError(
-                f"cannot write {self.path}: {error.strerror or error}; what is kept for clients beyond their memory "
-                "lies there"
+                f"cannot write {self.path}: {error.strerror or error}; it holds the tensors of clients that exceed "
+                "the memory limit"
             ) from None
         return slot, hashlib.sha256(data).digest()
 
-    def read(self, slot: int, like: Tensor, digest: bytes) -> Tensor:
-        """Fill `like`, which is contiguous, with what lies there; refused if it is not what was written."""
-        data = _bytes(like)
+    def read(self, slot: int, target: Tensor, digest: bytes) -> Tensor:
+        """Read a slot into `target`, which must be contiguous; raise CheckpointError if the SHA-256 differs."""
+        data = _bytes(target)
         try:
             if os.lseek(self._handle, slot * self.size, os.SEEK_SET) >= 0:
                 with io.FileIO(self._handle, "r", closefd=False) as file:
                     left = data
-                    while len(left) and (got := file.readinto(left)):
-                        left = left[got:]
+                    while len(left) and (count := file.readinto(left)):
+                        left = left[count:]
         except OSError as error:
             raise CheckpointError(f"cannot read {self.path}: {error.strerror or error}") from None
         if len(left) or hashlib.sha256(data).digest() != digest:
-            raise CheckpointError(f"{self.path} is damaged: the SHA-256 of slot {slot} is not the one that was noted")
-        return like
+            raise CheckpointError(f"{self.path} is damaged: slot {slot} does not have the recorded SHA-256")
+        return target
 
     def sync(self) -> None:
-        """What was written is on the disk after this."""
+        """Make everything written so far durable."""
         if not self._dirty:
             return
         try:
@@ -98,19 +103,19 @@ class SlotFile:
             os.close(self._handle)
 
 
-def remove(folder: Path) -> None:
-    """What a run that is over, or that starts over, left of such files."""
-    for path in folder.glob(NAME):
+def remove_slot_files(folder: Path) -> None:
+    """Delete the slot files of a run that ended or starts over."""
+    for path in folder.glob(FILE_PATTERN):
         with contextlib.suppress(OSError):
             path.unlink()
 
 
-def there(folder: Path) -> bool:
-    return any(folder.glob(NAME))
+def has_slot_files(folder: Path) -> bool:
+    return any(folder.glob(FILE_PATTERN))
 
 
 def sync_folder(folder: Path) -> None:
-    """The names of the files in it are on the disk after this."""
+    """Make the names of the files in a folder durable."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -118,17 +123,17 @@ def sync_folder(folder: Path) -> None:
         os.close(handle)
 
 
-def spans(slots: Iterable[int]) -> list[list[int]]:
-    """[first, last + 1] of each unbroken run of them."""
-    found: list[list[int]] = []
+def slot_ranges(slots: Iterable[int]) -> list[list[int]]:
+    """Return [first, last + 1] of each contiguous range of slots."""
+    ranges: list[list[int]] = []
     for slot in sorted(slots):
-        if found and found[-1][1] == slot:
-            found[-1][1] = slot + 1
+        if ranges and ranges[-1][1] == slot:
+            ranges[-1][1] = slot + 1
         else:
-            found.append([slot, slot + 1])
-    return found
+            ranges.append([slot, slot + 1])
+    return ranges
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    plain: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return memoryview(plain)
+    array: npt.NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
+    return memoryview(array)

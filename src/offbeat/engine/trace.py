@@ -1,10 +1,10 @@
-"""The trace: what happened, row by row, in SQLite. Metrics, tables, figures and reports are functions of it.
+"""The trace: what happened in a run, row by row, in SQLite.
 
-Rows are buffered and written in blocks, so recording costs about a microsecond each; somebody who reads the trace of a
-running run is two seconds behind at most, or as long as what is being computed takes. Full blocks are small, so that
-SQLite and the hash find the rows in a core's own cache, and do not wait for the disk; every other write does, for them
-too. A run killed at any moment leaves a readable file; resuming checks it against the last checkpoint, cuts it back
-there and goes on.
+Theory of operation. Metrics, tables, figures and reports are functions of the trace. Rows are buffered and written in
+blocks, so recording one costs about a microsecond. A full block is handed to the system without waiting for the disk;
+every MAX_READER_LAG seconds and before a checkpoint a durable write makes all earlier rows durable too. Readers of a
+running trace are therefore at most that far behind, or as long as the current computation takes. A run killed at any
+moment leaves a readable file; resuming compares it with the last checkpoint, truncates it there and continues.
 """
 
 from __future__ import annotations
@@ -18,22 +18,30 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import CheckpointError, OffbeatError, RunError
-from offbeat.engine.trace_digest import BLOCK, Tally
-from offbeat.engine.trace_file import TABLES, files_of, insert, opened, read_only, sound_tally
+from offbeat.engine.trace_file import (
+    BLOCK_ROWS,
+    TABLES,
+    TraceDigest,
+    insert_rows,
+    open_for_writing,
+    open_read_only,
+    trace_files,
+    verified_digest,
+)
 
 log = logging.getLogger("offbeat")
 
-SKIPPED = 16  # waits at most without a look at the clock: so many may turn out long before it is noticed
-LAG = 2.0  # host seconds that a reader may be behind
-LOOK = 64  # rows of all tables between two looks at the clock, where nobody calls for one
-SPENT = "wall_seconds"  # the fact that is summed over all resumes,
-WORKER = "worker"  # and the one that is a list over them: who computed the jobs
+MAX_SKIPPED_WAITS = 16  # waits without a check of the clock: bounds the delay if waits suddenly become long
+MAX_READER_LAG = 2.0  # host seconds that a reader may be behind
+ROWS_BETWEEN_CLOCK_CHECKS = 64  # rows of all tables, if `flush_if_behind` is not called
+WALL_SECONDS = "wall_seconds"  # name of the fact that is summed over all resumes
+WORKER_FACT = "worker"  # name of the fact that lists the workers of all resumes
 
 Row = tuple[int, float, str, int | None, int | None, int, int | None, int | None, int | None, int | None, str | None]
 
 
-class Unrecorded:
-    """In place of a trace where nobody records: for engines whose events are looked at as they happen."""
+class NullTrace:
+    """A trace that records nothing, for engines whose events are inspected as they happen."""
 
     def add(self, now: float, kind: str, version: int, *rest: object, **more: object) -> None:
         pass
@@ -46,37 +54,41 @@ class Unrecorded:
 
 
 class Trace:
-    """Kinds of rows: dispatch, arrive, reject (by the strategy), refuse (by the gate), lost, late, duplicate, left,
-    back, timer, stop. `version` is the version when the row was written, `bytes` what travelled. Commits have a table
-    of their own;
-    `seq` runs through all tables, in the order in which things happened. Rows are kept as SQLite gives them back (a
-    time is a float, there is no -0.0, what is not a number is None), so that their hash is that of the file. The file
-    is not touched before something is written.
+    """Record rows in a file, or in memory if `path` is None.
+
+    Kinds of rows: dispatch, arrive, reject (by the strategy), refuse (by the gate), lost, late, duplicate, left, back,
+    examples, timer, stop. `version` is the version when the row was written, `bytes` the size of the transfer. Commits
+    have a table of their own. `seq` runs through all tables, in the order of what happened.
+
+    Rows are kept as SQLite returns them (times are floats, -0.0 becomes 0.0, nan becomes None), so that their hash
+    equals that of the file. The file is created by the first write.
     """
 
     def __init__(self, path: Path | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.path = path
         self._clock = clock
-        self._flushed = self._looked = clock()
+        self._flushed_at = self._checked_at = clock()
         self.seq = 0
         self._rows: list[Row] = []
         self._commits: list[tuple[int, float, int]] = []
         self._notes: list[tuple[int, float, int | None, str, float | None]] = []
         self._metrics: list[tuple[int, float, int, int, str, float | None]] = []
         self._clients: list[tuple[int, float, int, int, str, float | None]] = []
-        self.tally = Tally(TABLES)  # of the rows that were flushed
-        self._look_at = self._next_look()
+        self.digest_so_far = TraceDigest()  # of the rows that were written
+        self._next_check = self._next_clock_check()
         self._db: sqlite3.Connection | None = None
-        self.patient = False  # is what cannot be written for readers written later? Whoever has it elsewhere may wait
-        self._without_room = False
-        self._loose = False  # was something handed to the system that the disk may not have?
+        self.retry_failed_writes = False  # log failed writes for readers and repeat them later instead of raising
+        self._disk_full = False
+        self._unsynced = False  # rows were handed to the system that may not be on the disk
 
     @property
     def db(self) -> sqlite3.Connection:
-        """Opened when it is needed. Not a cached property: what Python keeps in a `__dict__` it finds more slowly."""
+        # not a cached property: it would slow down access to all attributes
         if self._db is None:
-            self._db = opened(self.path)
+            self._db = open_for_writing(self.path)
         return self._db
+
+    # ------------------------------------------------------------ recording
 
     def add(
         self,
@@ -91,97 +103,104 @@ class Trace:
         size: int | None = None,
         detail: str | None = None,
     ) -> None:
+        """Record what happened to a client, ticket or timer."""
         seq = self.seq
-        if seq >= self._look_at:
-            self._look()
+        if seq >= self._next_check:
+            self._write_if_due()
         self._rows.append((seq, now + 0.0, kind, client, ticket, version, base_version, steps, examples, size, detail))
         self.seq = seq + 1
 
     def commit(self, now: float, version: int) -> None:
+        """Record a new version of the model."""
         seq = self.seq
         self._commits.append((seq, now + 0.0, version))
         self.seq = seq + 1
 
     def note(self, now: float, ticket: int | None, values: Mapping[str, float]) -> None:
+        """Record quantities of the strategy."""
         self._notes.extend((self.seq, now + 0.0, ticket, key, _real(value)) for key, value in values.items())
         self.seq += 1
 
     def metrics(self, now: float, version: int, updates: int, values: Mapping[str, float]) -> None:
-        self._metrics.extend(
-            (self.seq, now + 0.0, version, updates, key, _real(value)) for key, value in values.items()
-        )
+        """Record an evaluation."""
+        rows = ((self.seq, now + 0.0, version, updates, key, _real(value)) for key, value in values.items())
+        self._metrics.extend(rows)
         self.seq += 1
 
     def clients(self, now: float, version: int, values: Mapping[int, Mapping[str, float]]) -> None:
-        """Metrics of each client's own."""
-        for client, own in values.items():
-            self._clients.extend(
-                (self.seq, now + 0.0, version, client, key, _real(value)) for key, value in own.items()
-            )
+        """Record the metrics of each client."""
+        for client, metrics in values.items():
+            rows = ((self.seq, now + 0.0, version, client, key, _real(value)) for key, value in metrics.items())
+            self._clients.extend(rows)
         self.seq += 1
 
-    def _next_look(self) -> int:
-        """The row before which to look at the clock, or at a full block: a trace in memory has no readers to keep up
-        with.
-        """
-        room = BLOCK - len(self._rows)
-        if room <= 0:  # the disk has none: blocks become longer
-            room = LOOK
-        return self.seq + (room if self.path is None else min(room, LOOK))
+    def set_facts(self, facts: Mapping[str, Any]) -> None:
+        """Store facts about the whole run (how it ended, host seconds), which are not part of the digest."""
+        with self._transaction() as db:
+            db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [(k, str(v)) for k, v in facts.items()])
 
-    def _look(self) -> None:
-        """Before a row is added: is it time to write those there are?"""
-        if len(self._rows) >= BLOCK:
+    # ------------------------------------------------------------ writing
+
+    def _next_clock_check(self) -> int:
+        """Return the `seq` at which to write a full block or check the clock; in memory only blocks matter."""
+        room = BLOCK_ROWS - len(self._rows)
+        if room <= 0:  # the disk is full: blocks grow
+            room = ROWS_BETWEEN_CLOCK_CHECKS
+        return self.seq + (room if self.path is None else min(room, ROWS_BETWEEN_CLOCK_CHECKS))
+
+    def _write_if_due(self) -> None:
+        if len(self._rows) >= BLOCK_ROWS:
             self._write(durable=False)
         else:
-            self.keep_up()
-        self._look_at = self._next_look()
+            self.flush_if_behind()
+        self._next_check = self._next_clock_check()
 
-    def keep_up(self, waits: int = 1) -> int:
-        """Called before a wait: write what readers would miss for longer than they should, if the next call is as far
-        off as the last.
+    def flush_if_behind(self, waits: int = 1) -> int:
+        """Write rows before a wait, if readers would otherwise be too far behind at the next call.
 
-        Returns how many such waits make a hundredth of the lag, given how many there were since the last call: where
-        waits are short a look before each would cost more than they do.
+        `waits` is the number of waits since the last call. Returns the number of waits until the next one: those that
+        take a hundredth of the lag, because checking the clock before each short wait would cost more than the wait.
         """
         if self.path is None:
-            return SKIPPED
+            return MAX_SKIPPED_WAITS
         now = self._clock()
-        gap = now - self._looked
-        if now + gap > self._flushed + LAG:
+        gap = now - self._checked_at
+        if now + gap > self._flushed_at + MAX_READER_LAG:
             self._write()
-            self._flushed = now
-        self._looked = now
-        return max(1, min(SKIPPED, 2 * waits, int(LAG / 100 * waits / max(gap, 1e-9))))
+            self._flushed_at = now
+        self._checked_at = now
+        return max(1, min(MAX_SKIPPED_WAITS, 2 * waits, int(MAX_READER_LAG / 100 * waits / max(gap, 1e-9))))
 
     def _write(self, durable: bool = True) -> None:
         try:
             self.flush(durable)
-            self._without_room = False
+            self._disk_full = False
         except RunError as error:
-            if not self.patient:
+            if not self.retry_failed_writes:
                 raise
-            if not self._without_room:
-                log.warning("%s; it is tried again", error)
-            self._without_room = True
+            if not self._disk_full:
+                log.warning("%s; retrying", error)
+            self._disk_full = True
 
     def flush(self, durable: bool = True) -> None:
-        """Write everything so far; durably, with all that was written before, or for the system to do so: it has the
-        rows then, whatever becomes of this process.
+        """Write all rows.
+
+        A durable write waits for the disk, also for rows written before. Another one survives the end of this process,
+        but not of the system.
         """
-        waiting: tuple[list[Any], ...] = (self._rows, self._commits, self._notes, self._metrics, self._clients)
-        if not any(waiting) and not (durable and self._loose):
+        buffers: tuple[list[Any], ...] = (self._rows, self._commits, self._notes, self._metrics, self._clients)
+        if not any(buffers) and not (durable and self._unsynced):
             return
         try:
             with self._transaction(durable) as db:
-                for table, rows in zip(TABLES, waiting, strict=True):
-                    insert(db, table, rows)
+                for table, rows in zip(TABLES, buffers, strict=True):
+                    insert_rows(db, table, rows)
         except (sqlite3.Error, OverflowError) as error:
             raise RunError(f"cannot write the trace {self.path}: {error}") from None
-        for table, rows in zip(TABLES, waiting, strict=True):
-            self.tally.add(table, rows)
+        for table, rows in zip(TABLES, buffers, strict=True):
+            self.digest_so_far.add(table, rows)
             rows.clear()
-        self._look_at = self._next_look()
+        self._next_check = self._next_clock_check()
 
     @contextmanager
     def _transaction(self, durable: bool = True) -> Iterator[sqlite3.Connection]:
@@ -190,72 +209,68 @@ class Trace:
         db.execute("BEGIN")
         try:
             yield db
-            if durable and self._loose:
+            if durable and self._unsynced:
                 db.execute("PRAGMA user_version=0")  # a commit that changes no page does not wait for the disk
             db.execute("COMMIT")
-            self._loose = not durable
+            self._unsynced = not durable
         finally:
             if db.in_transaction:
                 db.execute("ROLLBACK")
 
-    def check(self, seq: int, stored: Mapping[str, Any] | None) -> Tally:
-        """The tally of the rows before `seq`, which must be the one that was stored. Only reads: nothing on disk is
-        changed.
+    # ------------------------------------------------------------ resuming
 
-        A checkpoint of an earlier format tells none; then the file must be sound, and no more is known of it."""
+    def verify(self, seq: int, stored: Mapping[str, Any]) -> TraceDigest:
+        """Return the digest of the rows before `seq`, which must equal the stored one. Nothing on disk changes."""
         if self.path is None:
-            raise RunError("a run whose trace is in memory cannot go on later: give it a trace with a path")
+            raise RunError("the trace of this run is in memory: to resume a run give its trace a path")
         if not self.path.is_file():
-            raise RunError(f"{self.path} is gone, and the checkpoint is of row {seq}: put it back, or start over")
+            raise RunError(f"{self.path} is missing, and the checkpoint is of row {seq}: restore it, or start over")
         try:
-            with closing(read_only(self.path)) as db:
-                tally = sound_tally(db, seq)
+            with closing(open_read_only(self.path)) as db:
+                digest = verified_digest(db, seq)
         except sqlite3.Error as error:
             raise CheckpointError(f"{self.path} is damaged: {error}") from None
-        if stored is not None and (wrong := tally.difference(stored)):
-            raise CheckpointError(f"{self.path} does not reach or match it: {wrong}")
-        return tally
+        if difference := digest.difference(stored):
+            raise CheckpointError(f"{self.path} does not match the checkpoint: {difference}")
+        return digest
 
-    def cut(self, seq: int, tally: Tally | None = None) -> None:
-        """Forget everything from `seq` on: what happened after the checkpoint will happen again. `tally`: of what
-        stays, if known.
-        """
+    def truncate(self, seq: int, digest: TraceDigest | None = None) -> None:
+        """Delete all rows from `seq` on, which will be repeated; `digest` is that of the others, if known."""
         with self._transaction() as db:
             for table in TABLES:
                 db.execute(f"DELETE FROM {table} WHERE seq >= ?", (seq,))
-            db.execute("DELETE FROM facts WHERE key NOT IN (?, ?)", (SPENT, WORKER))
+            db.execute("DELETE FROM facts WHERE key NOT IN (?, ?)", (WALL_SECONDS, WORKER_FACT))
         self.seq = seq
-        self._look_at = self._next_look()
-        self.tally = tally or Tally.of(self.db, TABLES)
+        self._next_check = self._next_clock_check()
+        self.digest_so_far = digest or TraceDigest.from_database(self.db)
 
     def clear(self) -> None:
-        """Start over, in a new file: whatever is wrong with the one that is there, it is not needed."""
+        """Start over in a new file; an existing one is deleted without being read."""
         if self.path is None:
-            self.cut(0)
+            self.truncate(0)
             return
-        for name in files_of(self.path):
-            name.unlink(missing_ok=True)
+        for path in trace_files(self.path):
+            path.unlink(missing_ok=True)
 
-    def set_facts(self, facts: Mapping[str, Any]) -> None:
-        """Facts about the whole run, written at its end (how it ended, host seconds): not part of the digest."""
-        with self._transaction() as db:
-            db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [(k, str(v)) for k, v in facts.items()])
+    # ------------------------------------------------------------ reading
 
     def rows(self, query: str, values: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+        """Execute a query after writing all rows."""
         self.flush()
         return iter(self.db.execute(query, values))
 
     def digest(self) -> str:
-        """A hash over every row: equal digests mean equal runs."""
+        """Return a hash of all rows: equal digests mean equal runs."""
         self.flush()
-        return Tally.of(self.db, TABLES).digest()
+        return TraceDigest.from_database(self.db).hexdigest()
 
     def close(self) -> None:
+        """Write all rows and close the file."""
         self.flush()
         self.db.close()
 
-    def abandon(self) -> None:
-        """Close after an error, which says more than what this could: a file that was not opened is left as it is."""
+    def close_after_error(self) -> None:
+        """Close the file without raising another error; a file that was never opened is not created."""
         if self._db is not None:
             with suppress(OffbeatError):
                 self.flush()
@@ -263,5 +278,5 @@ class Trace:
 
 
 def _real(value: float) -> float | None:
-    """A number as SQLite gives it back."""
+    """Return a number as SQLite returns it."""
     return float(value) + 0.0 if value == value else None

@@ -1,4 +1,4 @@
-"""When a run ends: after so many virtual seconds, so many updates, or when a metric reaches a target."""
+"""Limits of a run: virtual seconds, accepted updates, or a target value of a metric."""
 
 from __future__ import annotations
 
@@ -9,38 +9,40 @@ from math import isfinite
 
 from offbeat.core.errors import ConfigError, require
 
-# by name, for whoever has no more than that: a run of before directions were stored, a target of no run
+# metrics whose direction is known by name, for a target without a run
 LOWER_IS_BETTER = ("error", "loss", "mae", "mape", "mse", "perplexity", "rmse", "smape")
-DIGITS = 38  # of a number of updates: no run has more
+MAX_DIGITS = 38  # of a number of updates
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 def higher_is_better(metric: str, directions: Mapping[str, bool]) -> bool:
-    """As the run says, else as the name does. A metric of a group, `acc/slowest`, goes the way of the metric."""
+    """Return the direction of a metric from the run's directions, else from its name.
+
+    A metric of a group, such as `acc/slowest`, has the direction of the metric.
+    """
     name = metric.partition("/")[0]
     return directions.get(name, name not in LOWER_IS_BETTER)
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A metric and the value it must reach; tested on the evaluation grid."""
+    """A metric and the value it must reach at an evaluation."""
 
     metric: str
     value: float
-    higher_is_better: bool | None = None  # None until a run is built, or read, that says so
+    higher_is_better: bool | None = None  # None until it is known from a run
 
     def __post_init__(self) -> None:
         require(isfinite(self.value), f"target {self.metric}={self.value}: must be a finite number")
 
-    def towards(self, directions: Mapping[str, bool]) -> Target:
-        """The same in a run whose metrics have these directions."""
+    def with_direction(self, directions: Mapping[str, bool]) -> Target:
+        """Return the target for a run whose metrics have these directions."""
         return replace(self, higher_is_better=higher_is_better(self.metric, directions))
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
         if self.metric not in metrics:
-            raise ConfigError(
-                f"target metric {self.metric!r} is not measured here: {', '.join(sorted(metrics)) or 'nothing'} is"
-            )
+            measured = ", ".join(sorted(metrics)) or "none"
+            raise ConfigError(f"target metric {self.metric!r} is not measured; measured metrics: {measured}")
         value = metrics[self.metric]
         higher = higher_is_better(self.metric, {}) if self.higher_is_better is None else self.higher_is_better
         return value >= self.value if higher else value <= self.value
@@ -51,7 +53,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Until:
-    """Whatever comes first. A target alone could run for ever, so seconds or updates bound it."""
+    """The limits of a run, of which the first that is reached ends it; seconds or updates are required."""
 
     seconds: float | None = None
     updates: int | None = None
@@ -62,13 +64,13 @@ class Until:
         require(positive, f"until {self.seconds}s: must be positive and finite")
         require(self.updates is None or self.updates >= 1, f"until {self.updates} updates: at least 1")
         if self.seconds is None and self.updates is None:
-            given = f" ({self.target} alone may never be reached)" if self.target else ""
+            target = f" ({self.target} alone may never be reached)" if self.target else ""
             raise ConfigError(
-                f"until needs a number of seconds or updates{given}: '3600s', '500updates' or '3600s,acc=0.9'"
+                f"until needs a number of seconds or updates{target}: '3600s', '500updates' or '3600s,acc=0.9'"
             )
 
-    def share(self, now: float, updates: int) -> float:
-        """How much of a run is done that has come this far: between 0 and 1. When a target is met nobody knows."""
+    def fraction_done(self, now: float, updates: int) -> float:
+        """Return the finished part of the run, between 0 and 1, by seconds and updates."""
         return min(
             1.0, max(now / self.seconds if self.seconds else 0.0, updates / self.updates if self.updates else 0.0)
         )
@@ -80,7 +82,7 @@ class Until:
 
 
 def parse_until(text: str, bounds: Until | None = None) -> Until:
-    """Read '3600s', '2h', '500updates', 'acc=0.9' or several with commas; a target alone keeps the given bounds."""
+    """Parse '3600s', '2h', '500updates', 'acc=0.9' or several with commas; a target alone keeps `bounds`."""
     seconds: float | None = None
     updates: int | None = None
     target: Target | None = None
@@ -88,14 +90,14 @@ def parse_until(text: str, bounds: Until | None = None) -> Until:
         if match := re.fullmatch(r"(\w+)\s*=\s*([-+.\deE]+)", part):
             target = Target(match[1], _number(match[2], part))
         elif match := re.fullmatch(r"(\d+(?:_\d+)*)\s*updates?", part):
-            if len(match[1]) > DIGITS:
-                raise ConfigError(f"until {part[:20]}…: {len(match[1])} digits are too many: at most {DIGITS}")
+            if len(match[1]) > MAX_DIGITS:
+                raise ConfigError(f"until {part[:20]}…: {len(match[1])} digits, at most {MAX_DIGITS} are allowed")
             updates = int(match[1])
         elif match := re.fullmatch(r"([-+.\deE]+)\s*([smhd]?)", part):
             seconds = _number(match[1], part) * _UNITS[match[2]]
         else:
             raise ConfigError(
-                f"until {part!r} is not understood: '3600s', '2h', '500updates', 'acc=0.9', or several with commas"
+                f"until {part!r} cannot be parsed: write '3600s', '2h', '500updates', 'acc=0.9', or several with commas"
             )
     if seconds is None and updates is None and bounds is not None:
         seconds, updates = bounds.seconds, bounds.updates
@@ -103,7 +105,7 @@ def parse_until(text: str, bounds: Until | None = None) -> Until:
 
 
 def _exact(number: float) -> str:
-    """As short as possible, but read back as the same number."""
+    """Format a number as short as possible so that parsing returns the same number."""
     short = f"{number:g}"
     return short if float(short) == number else repr(number)
 

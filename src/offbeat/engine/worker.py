@@ -1,7 +1,8 @@
-"""Workers compute jobs. They are told of a job when it is dispatched, and asked for its result when that is due.
+"""The interface of workers, which compute jobs.
 
-Jobs are pure and independent: a worker may compute them at once, late, together, elsewhere or twice. What it is asked
-for it must answer; answers to other submitted jobs may come along, and are kept until they are due.
+An engine submits a job when it is dispatched and collects its result when that is due. Jobs are pure and independent: a
+worker may compute them early, late, together, elsewhere or twice. It must answer the tickets it is asked for; it may
+return answers to other submitted jobs along with them, which the engine keeps until they are due.
 """
 
 from __future__ import annotations
@@ -15,18 +16,20 @@ Answer = Result | Failure
 
 
 class Worker(Protocol):
+    """Computes submitted jobs."""
+
     def submit(self, job: Job, due: float) -> None:
-        """The job will be asked for at that time, unless the run ends before."""
+        """Accept a job; its result is collected at time `due`, unless the run ends before."""
         ...
 
     def cancel(self, ticket: int) -> None:
-        """Nobody will ask for it any more."""
+        """Drop a submitted job that will not be collected."""
         ...
 
     def collect(self, tickets: Collection[int]) -> Sequence[Answer]:
-        """Answers to these tickets, and to as many other submitted jobs as suit this worker."""
+        """Return answers to these tickets, and to any number of other submitted jobs."""
         ...
 
     def close(self) -> None:
-        """No more jobs: let go of processes, memory and devices."""
+        """Release processes, memory and devices; no more jobs follow."""
         ...

@@ -1,6 +1,6 @@
-"""What sites say, and what of it is a fact: who comes, who answers what, who cannot be reached any more.
+"""Convert messages from sites into facts: joined, answered, unreachable.
 
-Sites may lie, repeat themselves, answer what nobody asked or fall silent: nothing of it ends the run.
+Sites may lie, repeat messages, answer unknown tickets or stop responding; none of this ends the run.
 """
 
 from __future__ import annotations
@@ -14,156 +14,159 @@ import torch
 from offbeat.core.errors import RunError
 from offbeat.core.jobs import TRAINING_SECONDS, Result
 from offbeat.engine.gate import ticket_of
-from offbeat.engine.live.disk_space import NoRoom, patiently
-from offbeat.engine.live.live_state import Facts
-from offbeat.engine.live.transport import Farewell, Garbled, Gone, Heard, Hello, Returned, Scores
-from offbeat.engine.progress import PATIENCE
+from offbeat.engine.live.journal import DiskFull, retry_while_disk_full
+from offbeat.engine.live.live_state import LiveState
+from offbeat.engine.live.transport import Disconnected, Farewell, Hello, InvalidMessage, JobAnswer, Scores, SiteMessage
+from offbeat.engine.progress import REFUSALS_BEFORE_BACKOFF
 from offbeat.engine.virtual.event_heap import LOST, READY
 
 log = logging.getLogger("offbeat")
 
-MOST_EXAMPLES = 1 << 53
+MAX_EXAMPLES = 1 << 53  # larger numbers fit neither a float nor the trace
 
 
-class Hearing:
-    """`layout`: digest of the model's, which sites must have too; `code`: of the rules, None for any."""
+class Inbox:
+    """Handles the messages of sites.
 
-    def __init__(self, facts: Facts, layout: str, code: str | None) -> None:
-        self.facts, self._layout, self._code = facts, layout, code
-        self.lobby: dict[int, int] = {}  # those who came before the run began, and what they have
-        self.latecomers: list[int] = []  # where those are who came when it was over
+    `layout` is the digest of the model's layout, which sites must have too; `code` that of the rules, None for any.
+    """
 
-    def hear(self, heard: Heard) -> None:
-        facts = self.facts
-        if facts.coordinator.reason is not None:
-            self._too_late(heard)
-        elif isinstance(heard, Hello):
-            self._greeted(heard)
-        elif isinstance(heard, Returned):
-            self._returned(heard)
-        elif isinstance(heard, Scores):
-            client = facts.sites.client.get(heard.address)
-            if client is not None and facts.opinions.expects(client, heard):
-                facts.scored(client, replace(heard, address=0, values=dict(heard.values)))
-        elif isinstance(heard, Gone):
-            self._gone(heard)
-        elif isinstance(heard, Garbled):
-            who = self._who(heard.address)
-            log.warning("%s sent something that is no message, it is dropped: %s", who, heard.why)
+    def __init__(self, live_state: LiveState, layout: str, code: str | None) -> None:
+        self.live_state, self._layout, self._code = live_state, layout, code
+        self.waiting_sites: dict[int, int] = {}  # clients that joined before the start -> number of examples
+        self.late_sites: list[int] = []  # addresses of sites that joined after the end
 
-    def _too_late(self, heard: Heard) -> None:
-        """The run is over, and no fact follows: what sites think of the last model is all that counts."""
-        sites, opinions = self.facts.sites, self.facts.opinions
-        if isinstance(heard, Hello):
-            self.latecomers.append(heard.address)
-        elif isinstance(heard, Scores) and (client := sites.client.get(heard.address)) is not None:
-            if opinions.expects(client, heard):
-                opinions.heard(client, heard)
-        elif isinstance(heard, Gone) and (client := sites.gone(heard.address)) is not None:
-            opinions.held.waiting.pop(client, None)
+    def handle(self, message: SiteMessage) -> None:
+        """Handle one message."""
+        state = self.live_state
+        if state.coordinator.stop_reason is not None:
+            self._handle_after_end(message)
+        elif isinstance(message, Hello):
+            self._handle_hello(message)
+        elif isinstance(message, JobAnswer):
+            self._handle_answer(message)
+        elif isinstance(message, Scores):
+            client = state.connections.client.get(message.address)
+            if client is not None and state.site_scores.take_expected(client, message):
+                state.scores_received(client, replace(message, address=0, values=dict(message.values)))
+        elif isinstance(message, Disconnected):
+            self._handle_disconnect(message)
+        elif isinstance(message, InvalidMessage):
+            log.warning("%s sent an invalid message, which is dropped: %s", self._name_at(message.address), message.why)
 
-    def _who(self, address: int) -> str:
-        client = self.facts.sites.client.get(address)
-        return f"an unknown site at {address}" if client is None else self.facts.roster.name_of(client)
+    def _handle_after_end(self, message: SiteMessage) -> None:
+        """Handle a message after the end: no fact follows, and only scores of the final model count."""
+        connections, site_scores = self.live_state.connections, self.live_state.site_scores
+        if isinstance(message, Hello):
+            self.late_sites.append(message.address)
+        elif isinstance(message, Scores) and (client := connections.client.get(message.address)) is not None:
+            if site_scores.take_expected(client, message):
+                site_scores.add_scores(client, message)
+        elif isinstance(message, Disconnected) and (client := connections.disconnect(message.address)) is not None:
+            site_scores.state.waiting.pop(client, None)
 
-    # ------------------------------------------------------------ coming and going
+    def _name_at(self, address: int) -> str:
+        client = self.live_state.connections.client.get(address)
+        return f"an unknown site at {address}" if client is None else self.live_state.site_ids.name_of(client)
 
-    def _greeted(self, hello: Hello) -> None:
-        """A site came, or came back."""
-        facts = self.facts
+    # ------------------------------------------------------------ joining and leaving
+
+    def _handle_hello(self, hello: Hello) -> None:
+        state = self.live_state
         try:
-            self._check(hello)
-            enter = partial(facts.roster.enter, hello.name, hello.token)
-            client = patiently("sites.json", enter, facts.stopping)
-        except NoRoom:
+            self._check_compatible(hello)
+            register = partial(state.site_ids.register, hello.name, hello.token)
+            client = retry_while_disk_full("sites.json", register, state.stopping)
+        except DiskFull:
             raise
         except RunError as error:
             log.warning("site %r is refused: %s", hello.name, error)
-            facts.transport.send(hello.address, Farewell(str(error), refused=True))
+            state.transport.send(hello.address, Farewell(str(error), refused=True))
             return
-        if facts.sites.client.get(hello.address, client) != client:
-            self._gone(Gone(hello.address, f"{hello.name} is there now"))
-        facts.sites.at(client, hello.address)
-        facts.opinions.came(client)
-        if not facts.started:
-            self.lobby[client] = hello.num_examples
+        if state.connections.client.get(hello.address, client) != client:
+            self._handle_disconnect(Disconnected(hello.address, f"{hello.name} uses its address now"))
+        state.connections.connect(client, hello.address)
+        state.site_scores.site_joined(client)
+        if not state.started:
+            self.waiting_sites[client] = hello.num_examples
             return
-        ledger = facts.coordinator.ledger
-        if client in ledger.busy:  # it may have answered already, or never have heard of it
-            facts.push(ledger.open[ledger.busy[client]])
-        elif not ledger.idle(client):
-            self._come(client, hello.num_examples)
+        ledger = state.coordinator.ledger
+        if client in ledger.open_tickets:  # it may have answered already, or never have received the job
+            state.send_job(ledger.open_jobs[ledger.open_tickets[client]])
+        elif not ledger.is_idle(client):
+            self._offer_work(client, hello.num_examples)
         else:
-            self._claim(client, hello.num_examples)
+            self._report_examples(client, hello.num_examples)
 
-    def _check(self, hello: Hello) -> None:
+    def _check_compatible(self, hello: Hello) -> None:
         if self._layout and hello.layout != self._layout:
             raise RunError("its model has another layout than the server's: use the same model on both sides")
         if self._code is not None and hello.code != self._code:
-            raise RunError("its rules are another version's: install the same offbeat on both sides")
-        if not _counted(hello.num_examples):
-            raise RunError(f"it has {str(hello.num_examples)[:20]} examples: from 1 to {MOST_EXAMPLES} are needed")
-        last = self.facts.coordinator.ledger.next_ticket - 1
+            raise RunError("its rules are of another version: install the same offbeat on both sides")
+        if not _is_valid_count(hello.num_examples):
+            raise RunError(f"it has {str(hello.num_examples)[:20]} examples: the number must be 1 to {MAX_EXAMPLES}")
+        last = self.live_state.coordinator.ledger.next_ticket - 1
         if hello.newest is not None and hello.newest > last:
             raise RunError(
-                f"it has answered ticket {hello.newest} of this run, whose folder here ends with ticket {last}: that "
-                "is an older copy, from a backup perhaps. Serve the newer one; or, to go on from here without what "
-                "came after it, remove the folder runs in the homes of its sites"
+                f"it has answered ticket {hello.newest} of this run, but the run folder of this server ends with "
+                f"ticket {last}: it is an older copy, perhaps from a backup. Serve the newer one; or, to continue from "
+                "here without the later tickets, remove the folder runs in the homes of its sites"
             )
 
-    def _come(self, client: int, num_examples: int) -> None:
-        """A client that is away can be reached; one that was refused too often is offered work when it has waited."""
-        run, clock = self.facts.coordinator, self.facts.clock
-        refused = run.progress.refusals.get(client, 0) >= PATIENCE
-        if refused and any(kind == READY and who == client for _, kind, who, _ in clock.heap):
+    def _offer_work(self, client: int, num_examples: int) -> None:
+        """Report that an absent client joined, unless it was refused too often and its wait is not over."""
+        run, clock = self.live_state.coordinator, self.live_state.clock
+        refused = run.progress.refusals.get(client, 0) >= REFUSALS_BEFORE_BACKOFF
+        if refused and any(kind == READY and waiting == client for _, kind, waiting, _ in clock.heap):
             return
-        self.facts.joined(clock.now, client, num_examples if _counted(num_examples) else run.claimed(client))
+        examples = num_examples if _is_valid_count(num_examples) else run.reported_examples(client)
+        self.live_state.joined(clock.now, client, examples)
 
-    def _claim(self, client: int, num_examples: int) -> None:
-        """A site's data grows; nobody else knows by how much."""
-        if _counted(num_examples):
-            self.facts.claims(self.facts.clock.now, client, num_examples)
+    def _report_examples(self, client: int, num_examples: int) -> None:
+        if _is_valid_count(num_examples):
+            self.live_state.examples_reported(self.live_state.clock.now, client, num_examples)
 
-    def _gone(self, gone: Gone) -> None:
-        facts = self.facts
-        client = facts.sites.gone(gone.address)
+    def _handle_disconnect(self, message: Disconnected) -> None:
+        state = self.live_state
+        client = state.connections.disconnect(message.address)
         if client is None:
             return
-        log.warning("%s cannot be reached: %s", facts.roster.name_of(client), gone.why)
-        ledger, clock = facts.coordinator.ledger, facts.clock
-        self.lobby.pop(client, None)
-        if client in ledger.busy:  # it may come back with its answer
-            clock.push(clock.now + facts.patience.gone, LOST, client, ledger.busy[client])
-        elif facts.started and ledger.idle(client):
-            facts.left(clock.now, client)
+        log.warning("%s is not reachable: %s", state.site_ids.name_of(client), message.why)
+        ledger, clock = state.coordinator.ledger, state.clock
+        self.waiting_sites.pop(client, None)
+        if client in ledger.open_tickets:  # it may return with its answer
+            clock.push(clock.now + state.timeouts.disconnected, LOST, client, ledger.open_tickets[client])
+        elif state.started and ledger.is_idle(client):
+            state.left(clock.now, client)
 
     # ------------------------------------------------------------ answers
 
-    def _returned(self, returned: Returned) -> None:
-        facts, now = self.facts, self.facts.clock.now
-        client, ticket = facts.sites.client.get(returned.address), ticket_of(returned.answer)
-        if client is None or ticket is None or not facts.started:
-            log.warning("an answer from %s is dropped: nobody knows it", self._who(returned.address))
+    def _handle_answer(self, message: JobAnswer) -> None:
+        state, now = self.live_state, self.live_state.clock.now
+        client, ticket = state.connections.client.get(message.address), ticket_of(message.answer)
+        if client is None or ticket is None or not state.started:
+            log.warning(
+                "an answer from %s is dropped: the site or its ticket is unknown", self._name_at(message.address)
+            )
             return
-        run, patience = facts.coordinator, facts.patience
-        job = run.ledger.open.get(ticket)
+        run, timeouts = state.coordinator, state.timeouts
+        job = run.ledger.open_jobs.get(ticket)
         if job is None or job.client != client:
-            how = "duplicate" if facts.sites.accepted.get(client) == ticket else "late"
-            facts.strayed(now, client, ticket, how, returned.size)
-            if not run.ledger.idle(client) and client not in run.ledger.busy:
-                self._come(client, returned.num_examples)
+            how = "duplicate" if state.connections.accepted.get(client) == ticket else "late"
+            state.unexpected_upload(now, client, ticket, how, message.size)
+            if not run.ledger.is_idle(client) and client not in run.ledger.open_tickets:
+                self._offer_work(client, message.num_examples)
             return
-        self._claim(client, returned.num_examples)
-        verdict, seconds = run.judge([returned.answer])[0], returned.seconds
-        # it may have worked while no server was there; but what no job takes nobody may count on
-        most = patience.factor * max(patience.first, now - job.started)
-        if isinstance(verdict, Result) and seconds is not None and 0 <= seconds <= most:
-            told = torch.tensor([seconds], dtype=torch.float64)
-            verdict = replace(verdict, extras={**verdict.extras, TRAINING_SECONDS: told})
-        refused = run.progress.refusals.get(client, 0) + 1 if isinstance(verdict, str) else 0
-        facts.answered(now, ticket, verdict, now + patience.pause(refused), returned.size)
+        self._report_examples(client, message.num_examples)
+        verdict, seconds = run.judge([message.answer])[0], message.seconds
+        # it may have trained while the server was down, but longer times than this are not plausible
+        max_seconds = timeouts.round_trip_factor * max(timeouts.first_answer, now - job.started)
+        if isinstance(verdict, Result) and seconds is not None and 0 <= seconds <= max_seconds:
+            extra = torch.tensor([seconds], dtype=torch.float64)
+            verdict = replace(verdict, extras={**verdict.extras, TRAINING_SECONDS: extra})
+        refusals = run.progress.refusals.get(client, 0) + 1 if isinstance(verdict, str) else 0
+        state.answered(now, ticket, verdict, now + timeouts.backoff(refusals), message.size)
 
 
-def _counted(num_examples: object) -> bool:
-    """Can a site have so many? More than the trace, or a float, can hold would end the run."""
-    return type(num_examples) is int and 1 <= num_examples <= MOST_EXAMPLES
+def _is_valid_count(num_examples: object) -> bool:
+    return type(num_examples) is int and 1 <= num_examples <= MAX_EXAMPLES

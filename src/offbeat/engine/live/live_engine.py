@@ -1,12 +1,12 @@
-"""The live engine: the same conversation in wall-clock time, with sites that are somewhere else.
+"""The live engine: the same coordinator in wall-clock time, with sites on other machines.
 
-Replies become facts, orders become messages, timers follow the monotonic clock. Run time is the seconds this run has
-been served: it stands still while no server is there. What happens between two sites is the transport's business; the
-loop never waits for any one of them.
+Theory of operation. Messages of sites become facts (see inbox), orders become messages, and timers follow the monotonic
+clock. Run time is the number of seconds that this run has been served; it stops while no server runs. The loop never
+waits for a particular site.
 
-Nothing is lost and nothing is done twice: a fact is in the record before the strategy hears of it, so a server that is
-killed goes on from its checkpoint, hears the facts since again, and sends the open tickets once more. A site answers
-those from its outbox, or computes them again; each ticket is consumed once.
+Nothing is lost and nothing is done twice: each fact is in the journal before the strategy sees it. A server that was
+killed restores its checkpoint, replays the facts since, and sends the open tickets again. A site answers those from its
+stored results or computes them again; each ticket is answered once.
 """
 
 from __future__ import annotations
@@ -19,261 +19,274 @@ from math import inf
 from offbeat.core.errors import OffbeatError
 from offbeat.core.protocol import Strategy, World
 from offbeat.core.threads import one_thread
-from offbeat.engine.checkpoint import Checkpoints
-from offbeat.engine.checkpoint_interval import Cadence
-from offbeat.engine.divergence import finite
+from offbeat.engine.checkpoint import Checkpoints, CheckpointTimer
 from offbeat.engine.gate import Gate
-from offbeat.engine.live import live_checkpoint
-from offbeat.engine.live.connections import Patience
-from offbeat.engine.live.inbox import Hearing
-from offbeat.engine.live.journal import Record
-from offbeat.engine.live.live_state import Facts
-from offbeat.engine.live.site_ids import Roster
+from offbeat.engine.live.inbox import Inbox
+from offbeat.engine.live.journal import Journal
+from offbeat.engine.live.live_state import LiveState
+from offbeat.engine.live.sites import SiteIds, Timeouts
 from offbeat.engine.live.transport import Farewell, Question, Transport
 from offbeat.engine.model_evaluation import Evaluate
 from offbeat.engine.progress import Outcome, Status
+from offbeat.engine.strategy_driver import is_finite
 from offbeat.engine.trace import Trace
 from offbeat.engine.until import Until
-from offbeat.engine.virtual.event_heap import LOST, NOBODY, READY, TIMER
+from offbeat.engine.virtual.event_heap import LOST, NO_ID, READY, TIMER
 from offbeat.engine.virtual.virtual_engine import INTERRUPTED, Watch
 
 log = logging.getLogger("offbeat")
 
-BREATH = 0.5  # host seconds that the loop waits at most before it looks whether it is to stop
+MAX_WAIT = 0.5  # host seconds that the loop waits for messages before it checks whether to stop
 
 
 class LiveEngine:
-    """Serves one strategy to sites. `interrupt` may be set at any time: the run stops with a checkpoint."""
+    """Serve one strategy to sites; set `interrupt` at any time to stop with a checkpoint."""
 
     def __init__(
         self,
         strategy: Strategy,
-        world: World,  # whoever is known before anybody joined; as a rule nobody
+        world: World,  # usually without clients: sites join later
         transport: Transport,
         *,
         until: Until,
         layout: str = "",  # digest of the model's layout, which sites must have too
         code: str | None = None,  # digest of the rules; None: any
         evaluate: Evaluate | None = None,  # None: the server has no test data
-        every: float = inf,  # seconds between evaluations
+        evaluate_every: float = inf,  # seconds between evaluations
         gate: Gate | None = None,
         trace: Trace | None = None,
-        roster: Roster | None = None,
-        record: Record | None = None,
+        site_ids: SiteIds | None = None,
+        journal: Journal | None = None,
         checkpoints: Checkpoints | None = None,
         checkpoint_every: float = 30.0,
         min_sites: int = 1,
-        patience: Patience = Patience(),
+        timeouts: Timeouts = Timeouts(),
         watch: Watch | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self.trace, self.roster = trace or Trace(), roster or Roster()
-        self.trace.patient = record is not None  # which has all that the trace has
-        self.facts = Facts(
+        self.interrupt = False
+        self.trace, self.site_ids, self.journal = trace or Trace(), site_ids or SiteIds(), journal
+        self.trace.retry_failed_writes = journal is not None  # the journal has everything that the trace has
+        self.live_state = LiveState(
             strategy,
             world,
             transport,
             until=until,
             gate=gate,
             evaluate=evaluate,
-            every=every,
+            evaluate_every=evaluate_every,
             trace=self.trace,
-            roster=self.roster,
-            record=record,
-            patience=patience,
+            site_ids=self.site_ids,
+            journal=journal,
+            timeouts=timeouts,
             stopping=lambda: self.interrupt,
         )
-        self.hearing = Hearing(self.facts, layout, code)
-        self.coordinator, self.sites, self.opinions = self.facts.coordinator, self.facts.sites, self.facts.opinions
-        self.transport, self.record = transport, record
+        self.inbox = Inbox(self.live_state, layout, code)
+        self.coordinator = self.live_state.coordinator
+        self.connections, self.site_scores = self.live_state.connections, self.live_state.site_scores
+        self.transport, self.until, self.timeouts, self.min_sites = transport, until, timeouts, min_sites
         self.checkpoints, self.checkpoint_every = checkpoints, checkpoint_every
-        self.until, self.patience, self.min_sites = until, patience, min_sites
-        self.interrupt = False
         self._watch = watch
+        # run time = offset + monotonic - since
         self._monotonic, self._offset, self._since = clock, 0.0, clock()
         self._horizon = until.seconds if until.seconds is not None else inf
         self._ended: str | None = None
-        self._start_of_record: int | None = None  # the file that the checkpoint in use begins with
+        self._journal_file: int | None = None  # the first one after the restored checkpoint
 
     # ------------------------------------------------------------ running
 
     def run(self) -> Outcome:
+        """Serve sites until the run ends or is interrupted."""
         try:
             with one_thread():
-                if self.record is not None:
-                    self.record.begin(self._start_of_record)
+                if self.journal is not None:
+                    self.journal.begin(self._journal_file)
                 self._since = self._monotonic()
-                self._look_out()
-                cadence = Cadence(self.checkpoint_every, self._monotonic)
-                while self.coordinator.reason is None and self._ended is None:
+                self._expect_sites()
+                timer = CheckpointTimer(self.checkpoint_every, self._monotonic)
+                while self.coordinator.stop_reason is None and self._ended is None:
                     self._step()
-                    self._between_events(cadence)
+                    self._between_events(timer)
                 return self.finish()
         finally:
             self.transport.close()
-            if self.record is not None:
-                self.record.close()
+            if self.journal is not None:
+                self.journal.close()
 
     def now(self) -> float:
-        """Run time. It has not begun before enough sites are there, and does not go beyond the end."""
-        return min(self._offset + self._monotonic() - self._since, self._horizon) if self.facts.started else 0.0
+        """Return the run time: 0 until enough sites joined, and at most the time limit."""
+        return min(self._offset + self._monotonic() - self._since, self._horizon) if self.live_state.started else 0.0
 
     def _step(self) -> None:
-        """Hear what has come, then do what is due."""
-        wait = min(self.facts.clock.upcoming(), self._horizon) - self.now() if self.facts.started else inf
-        heard = self.transport.receive(min(BREATH, max(0.0, wait)))
-        self.facts.clock.now = self.now()
-        for one in heard:
-            self.hearing.hear(one)
-        if not self.facts.started:
+        """Handle the messages that arrived, then the events that are due."""
+        state, clock = self.live_state, self.live_state.clock
+        wait = min(clock.next_time(), self._horizon) - self.now() if state.started else inf
+        messages = self.transport.receive(min(MAX_WAIT, max(0.0, wait)))
+        clock.now = self.now()
+        for message in messages:
+            self.inbox.handle(message)
+        if not state.started:
             self._start()
-        moment = self.now()  # what becomes due meanwhile waits until it was heard what has come
-        while self.coordinator.reason is None and self.facts.clock.upcoming() <= moment:
-            _, kind, who, ticket = self.facts.clock.heap[0]
-            now = max(self.now(), self.facts.clock.now)
-            self.facts.clock.pop()
-            self.facts.clock.now = now
-            self._handle(kind, who, ticket)
-        if self.facts.started and self.coordinator.reason is None and self.now() >= self._horizon:
-            self.facts.clock.now = self._horizon
+        moment = self.now()  # events that become due after this are handled after the next messages
+        while self.coordinator.stop_reason is None and clock.next_time() <= moment:
+            _, kind, client, ticket = clock.heap[0]
+            now = max(self.now(), clock.now)
+            clock.pop()
+            clock.now = now
+            self._handle(kind, client, ticket)
+        if state.started and self.coordinator.stop_reason is None and self.now() >= self._horizon:
+            clock.now = self._horizon
             self._ended = "seconds"
 
-    def _look_out(self) -> None:
-        """After a server that died: whoever was there then may never come back to this one."""
-        ledger, until = self.coordinator.ledger, self.facts.clock.now + self.patience.gone
-        for job in ledger.open.values():
-            self.facts.clock.push(until, LOST, job.client, job.ticket)
-        for client in ledger.everyone():
-            if ledger.idle(client):
-                self.facts.clock.push(until, LOST, client)
+    def _expect_sites(self) -> None:
+        """After a restart: schedule the loss of all clients of the previous server, in case they do not reconnect."""
+        ledger, clock = self.coordinator.ledger, self.live_state.clock
+        until = clock.now + self.timeouts.disconnected
+        for job in ledger.open_jobs.values():
+            clock.push(until, LOST, job.client, job.ticket)
+        for client in ledger.known_clients():
+            if ledger.is_idle(client):
+                clock.push(until, LOST, client)
 
     def _start(self) -> None:
-        """When enough sites are there: to the strategy all of them come at once, in order of their numbers."""
-        lobby = self.hearing.lobby
-        if len(lobby) < self.min_sites:
+        """Start the run if enough sites joined; for the strategy all of them join at once, in order of their ids."""
+        waiting = self.inbox.waiting_sites
+        if len(waiting) < self.min_sites:
             return
         self._since = self._monotonic()
-        self.facts.begin(0.0)
-        for client in sorted(lobby):
-            self.facts.joined(self.facts.clock.now, client, lobby[client])
-        lobby.clear()
+        self.live_state.begin(0.0)
+        for client in sorted(waiting):
+            self.live_state.joined(self.live_state.clock.now, client, waiting[client])
+        waiting.clear()
 
-    def _between_events(self, cadence: Cadence) -> None:
+    def _between_events(self, timer: CheckpointTimer) -> None:
         if self._watch is not None and self._watch(self.status()):
             self.interrupt = True
-        self.trace.keep_up()
+        self.trace.flush_if_behind()
         if self.interrupt:
             self._ended = INTERRUPTED
-        elif self.facts.started and self.coordinator.reason is None and self.checkpoints is not None and cadence.due():
-            with cadence.writing():
+        elif self.live_state.started and self.coordinator.stop_reason is None and timer.is_due():
+            with timer.writing():
                 try:
                     self.save()
-                except (OffbeatError, OSError) as error:  # the record has all of it: there is another time
-                    log.warning("no checkpoint could be written, the run goes on: %s", error)
+                except (OffbeatError, OSError) as error:  # the journal has everything
+                    log.warning("no checkpoint could be written, the run continues: %s", error)
 
     def finish(self) -> Outcome:
-        """After the last event: sites say what they think of the model, and are told that it is over."""
-        run, now, reason = self.coordinator, self.facts.clock.now, INTERRUPTED
-        if run.reason is None and self._ended == INTERRUPTED:
-            if self.facts.started:
+        """End the run: ask sites for their scores of the final model and send them a farewell."""
+        run, now, reason = self.coordinator, self.live_state.clock.now, INTERRUPTED
+        if run.stop_reason is None and self._ended == INTERRUPTED:
+            if self.live_state.started:
                 self.save()
         else:
-            run.end(self._ended or INTERRUPTED)
-            reason = run.reason or INTERRUPTED
-            run.finish(now)
-            run.model_holds()
-            self.facts.evaluation.finish(now, run)
-            self._last_opinions(now)
+            run.driver.end(self._ended or INTERRUPTED)
+            reason = run.stop_reason or INTERRUPTED
+            run.driver.finish(now)
+            run.driver.check_model()
+            self.live_state.evaluation.finish(now, run)
+            self._collect_final_scores(now)
             self.trace.add(now, "stop", run.ledger.version, detail=reason)
-            for address in [*self.sites.client, *self.hearing.latecomers]:
+            for address in [*self.connections.client, *self.inbox.late_sites]:
                 self.transport.send(address, Farewell(f"the run has ended: {reason}"))
         self.trace.flush()
-        p, found = run.progress, self.facts.evaluation.measured
-        metrics = {**self.opinions.held.last, **found.metrics}
         return Outcome(
-            reason, now, run.ledger.version, p.updates, run.model, metrics, p.server_seconds, found.server_bytes
+            reason,
+            now,
+            run.ledger.version,
+            run.progress.updates,
+            run.model,
+            self._metrics(),
+            run.progress.server_seconds,
+            self.live_state.evaluation.state.server_bytes,
         )
 
     def status(self) -> Status:
+        """Return the progress of the run."""
         ledger, now, updates = self.coordinator.ledger, self.now(), self.coordinator.progress.updates
-        share = self.until.share(now, updates)
-        metrics = {**self.opinions.held.last, **self.facts.evaluation.measured.metrics}
-        here = tuple(sorted(self.sites.address))
-        return Status(now, share, ledger.version, updates, len(ledger.open), ledger.age(), metrics, here)
+        share, reachable = self.until.fraction_done(now, updates), tuple(sorted(self.connections.address))
+        in_flight = len(ledger.open_jobs)
+        return Status(now, share, ledger.version, updates, in_flight, ledger.mean_age(), self._metrics(), reachable)
 
-    # ------------------------------------------------------------ what is due
+    def _metrics(self) -> dict[str, float]:
+        return {**self.site_scores.state.last, **self.live_state.evaluation.state.metrics}
 
-    def _handle(self, kind: int, who: int, ticket: int) -> None:
-        facts, run, now = self.facts, self.coordinator, self.facts.clock.now
+    # ------------------------------------------------------------ events that are due
+
+    def _handle(self, kind: int, client: int, ticket: int) -> None:
+        state, run, now = self.live_state, self.coordinator, self.live_state.clock.now
         if kind == TIMER:
-            facts.fired(now, facts.clock.fired(who))
+            state.timer_fired(now, state.clock.take_timer(client))
         elif kind == LOST:
-            self._expire(who, ticket)
+            self._expire(client, ticket)
         elif kind == READY:
-            if who in run.ledger.absent and who in self.sites.address:
-                facts.joined(now, who, run.claimed(who))
+            if client in run.ledger.absent and client in self.connections.address:
+                state.joined(now, client, run.reported_examples(client))
         else:
-            asked = self.opinions.whom(self.sites.address, now, self.sites.wait)
-            facts.pointed(now, asked)
-            self._ask(now, asked)
+            clients = self.site_scores.sites_to_ask(self.connections.address, now, self.connections.answer_timeout)
+            state.evaluation_due(now, clients)
+            self._send_questions(now, clients)
 
     def _expire(self, client: int, ticket: int) -> None:
-        """The last moment a ticket was waited for, unless it was answered, or its site came back meanwhile; without a
-        ticket, an idle client.
-        """
-        run, now, wait = self.coordinator, self.facts.clock.now, self.sites.wait(client)
-        job, here = run.ledger.open.get(ticket), client in self.sites.address
-        if ticket == NOBODY and not here and run.ledger.idle(client):
-            self.facts.left(now, client)
+        """Handle the end of waiting for a ticket, or without one for an idle client that disconnected."""
+        run, now, timeout = self.coordinator, self.live_state.clock.now, self.connections.answer_timeout(client)
+        job, reachable = run.ledger.open_jobs.get(ticket), client in self.connections.address
+        if ticket == NO_ID and not reachable and run.ledger.is_idle(client):
+            self.live_state.left(now, client)
         if job is None:
             return
-        if here and now < job.started + wait:  # it is waited for longer than when it was sent
-            self.facts.clock.push(job.started + wait, LOST, client, ticket)
+        if reachable and now < job.started + timeout:  # the timeout has grown since the job was sent
+            self.live_state.clock.push(job.started + timeout, LOST, client, ticket)
             return
-        log.warning("%s: ticket %d is not waited for any longer", self.roster.name_of(client), ticket)
-        # what it was sent, or its answer, may have been lost: one that is there is offered work again in any case
-        self.facts.expired(now, ticket, *(("no answer in time", now + wait) if here else ("out of reach", inf)))
+        log.warning("%s: ticket %d is not waited for any longer", self.site_ids.name_of(client), ticket)
+        # the job or its answer may have been lost, so a reachable client is offered work again
+        why, back = ("no answer in time", now + timeout) if reachable else ("out of reach", inf)
+        self.live_state.expired(now, ticket, why, back)
 
-    # ------------------------------------------------------------ what sites think
+    # ------------------------------------------------------------ scores of sites
 
-    def _ask(self, now: float, asked: tuple[int, ...]) -> None:
+    def _send_questions(self, now: float, clients: tuple[int, ...]) -> None:
         run = self.coordinator
-        model_of = self.facts.judge.model_of(run.state, run.model, {})
-        for client in asked if not run.fallen else ():
-            question = Question(now, run.ledger.version, model_of(client))
-            self.opinions.unanswered[client] = now, run.ledger.version
-            self.transport.send(self.sites.address[client], question)
+        if run.driver.diverged:
+            return
+        model_of = self.live_state.evaluator.model_of(run.state, run.model, {})
+        for client in clients:
+            self.site_scores.unanswered[client] = now, run.ledger.version
+            self.transport.send(self.connections.address[client], Question(now, run.ledger.version, model_of(client)))
 
-    def _last_opinions(self, now: float) -> None:
-        self.opinions.close()
-        run, asked = self.coordinator, self.opinions.whom(self.sites.address, inf, self.sites.wait)
-        self.opinions.ask(now, run.ledger.version, run.progress.updates, () if run.fallen else asked)
-        self._ask(now, asked)
-        patient = self._monotonic() + self.patience.last
-        while self.opinions.held.waiting and (left := patient - self._monotonic()) > 0 and not self.interrupt:
-            for one in self.transport.receive(min(BREATH, left)):
-                self.hearing.hear(one)
-        self.opinions.close()
+    def _collect_final_scores(self, now: float) -> None:
+        self.site_scores.close_point()
+        run, connections = self.coordinator, self.connections
+        clients = self.site_scores.sites_to_ask(connections.address, inf, connections.answer_timeout)
+        asked = () if run.driver.diverged else clients
+        self.site_scores.open_point(now, run.ledger.version, run.progress.updates, asked)
+        self._send_questions(now, clients)
+        deadline = self._monotonic() + self.timeouts.final_scores
+        while self.site_scores.state.waiting and (left := deadline - self._monotonic()) > 0 and not self.interrupt:
+            for message in self.transport.receive(min(MAX_WAIT, left)):
+                self.inbox.handle(message)
+        self.site_scores.close_point()
 
     # ------------------------------------------------------------ checkpoints
 
     def save(self) -> None:
-        if self.checkpoints is None or not finite(self.coordinator.model):
+        """Write a checkpoint, and start a new journal file for the facts that follow."""
+        if self.checkpoints is None or not is_finite(self.coordinator.model):
             return
         self.trace.flush()
-        self.facts.clock.now = max(self.facts.clock.now, self.now())
-        start = 0 if self.record is None else self.record.turn()
-        self.checkpoints.save(lambda put: live_checkpoint.tree(self.facts, put, start))
-        if self.record is not None:
-            self.record.settle(start)
+        clock = self.live_state.clock
+        clock.now = max(clock.now, self.now())
+        journal_file = 0 if self.journal is None else self.journal.start_file()
+        self.checkpoints.save(lambda put: self.live_state.save(put, journal_file))
+        if self.journal is not None:
+            self.journal.drop_old_files(journal_file)
 
     def restore(self) -> None:
-        """Go back to the newest checkpoint, and hear again what was recorded since."""
+        """Continue from the newest checkpoint, and replay the facts recorded since."""
         if self.checkpoints is not None and self.checkpoints.exist():
-            saved = self.checkpoints.load(lambda tree, get: live_checkpoint.read(self.facts, tree, get))
-            live_checkpoint.put_back(self.facts, saved)
-            self._start_of_record = saved.record
+            saved = self.checkpoints.load(self.live_state.read)
+            self.live_state.restore(saved)
+            self._journal_file = saved.journal_file
         else:
             self.trace.clear()
-        self.facts.hear_again(self._start_of_record or 0)
-        self._offset = self.facts.clock.now
+        self.live_state.replay_journal(self._journal_file or 0)
+        self._offset = self.live_state.clock.now

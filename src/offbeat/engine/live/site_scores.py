@@ -1,8 +1,8 @@
-"""What sites think of the model: on the evaluation grid each is asked for its metrics on its own test examples.
+"""Evaluation by sites: at each point of the evaluation grid sites are asked for metrics on their own test examples.
 
-Sites answer when they can, after the point they were asked about has passed; each answer counts for that point. The
-mean over sites, by their numbers of test examples, is taken when all have answered, at the latest at the next point. A
-site that cannot tell a metric, or tells what is no number, does not count for that one.
+Sites answer when they can, after the time of the point; each answer counts for the point it was asked about. The mean
+over sites, weighted by their numbers of test examples, is computed when all have answered, at the latest at the next
+point. A site does not count for a metric that is missing or not finite.
 """
 
 from __future__ import annotations
@@ -15,84 +15,87 @@ from offbeat.engine.live.transport import Scores
 from offbeat.engine.trace import Trace
 from offbeat.engine.until import Until
 
-PREFIX = "sites/"  # before the names of such means, where the server has test data too
+PREFIX = "sites/"  # prefix of the means, if the server has test data too
 
 
 @dataclass
-class Held:
-    """What is known so far; a checkpoint has it."""
+class ScoreState:
+    """The part that checkpoints contain."""
 
-    silent: dict[int, None] = field(default_factory=dict)  # sites without test examples are not asked again
-    waiting: dict[int, None] = field(default_factory=dict)
-    last: dict[str, float] = field(default_factory=dict)  # the means of the last point that had any
-    point: tuple[float, int, int] | None = None  # (time, version, updates) of what was asked
-    heard: dict[int, Scores] = field(default_factory=dict)
+    without_tests: dict[int, None] = field(default_factory=dict)  # clients without test examples
+    waiting: dict[int, None] = field(default_factory=dict)  # clients that have not answered about the open point
+    last: dict[str, float] = field(default_factory=dict)  # means of the last point that had any
+    point: tuple[float, int, int] | None = None  # (time, version, updates) of the open point
+    scores: dict[int, Scores] = field(default_factory=dict)  # client -> its answer about the open point
 
 
 @dataclass
-class Opinions:
+class SiteScores:
+    """Questions to sites, their answers, and the means."""
+
     trace: Trace
     until: Until
-    alone: bool  # the server has no test data: what sites find is what counts
-    held: Held = field(default_factory=Held)
-    # the last question of each site that it has not answered; a server that comes back has asked nobody
+    only_measure: bool  # the server has no test data, so the target is tested on these means
+    state: ScoreState = field(default_factory=ScoreState)
+    # client -> (time, version) of its last question, if unanswered; empty after a restart of the server
     unanswered: dict[int, tuple[float, int]] = field(default_factory=dict)
 
-    def whom(self, clients: Iterable[int], now: float, wait: Callable[[int], float]) -> tuple[int, ...]:
-        """Who can be asked: questions must not pile up before a site that is at work for long."""
-        return tuple(sorted(c for c in clients if c not in self.held.silent and now >= self._free(c, wait)))
+    def sites_to_ask(self, clients: Iterable[int], now: float, timeout: Callable[[int], float]) -> tuple[int, ...]:
+        """Return the clients to ask; a client that is busy for long must not receive question after question."""
 
-    def _free(self, client: int, wait: Callable[[int], float]) -> float:
-        return self.unanswered[client][0] + wait(client) if client in self.unanswered else 0.0
+        def is_due(client: int) -> bool:
+            return client not in self.unanswered or now >= self.unanswered[client][0] + timeout(client)
 
-    def ask(self, now: float, version: int, updates: int, clients: Iterable[int]) -> None:
-        """These are asked about this point; what was asked before is closed."""
-        self.held.point, self.held.heard, self.held.waiting = (now, version, updates), {}, dict.fromkeys(clients)
+        return tuple(sorted(client for client in clients if client not in self.state.without_tests and is_due(client)))
 
-    def expects(self, client: int, scores: Scores) -> bool:
-        """Is it the answer to this site's last question? Once."""
+    def open_point(self, now: float, version: int, updates: int, clients: Iterable[int]) -> None:
+        """Start a point about which these clients are asked."""
+        self.state.point, self.state.scores, self.state.waiting = (now, version, updates), {}, dict.fromkeys(clients)
+
+    def take_expected(self, client: int, scores: Scores) -> bool:
+        """Return whether this is the answer to the client's last question; True only once."""
         if self.unanswered.get(client) != (scores.now, scores.version):
             return False
         del self.unanswered[client]
         return True
 
-    def came(self, client: int) -> None:
-        """A site that was away knows of no question, and may have test examples by now."""
+    def site_joined(self, client: int) -> None:
+        """Forget what is known of a site that reconnects; it may have test examples by now."""
         self.unanswered.pop(client, None)
-        self.held.silent.pop(client, None)
+        self.state.without_tests.pop(client, None)
 
-    def heard(self, client: int, scores: Scores) -> bool:
-        """Book an answer; True if with it the run's target is reached."""
-        held = self.held
+    def add_scores(self, client: int, scores: Scores) -> bool:
+        """Record an answer; return True if the run's target is reached with it."""
+        state = self.state
         if scores.num_examples < 1:
-            held.silent[client] = None
+            state.without_tests[client] = None
         else:
             self.trace.clients(scores.now, scores.version, {client: scores.values})
-        if held.point is None or (scores.now, scores.version) != held.point[:2] or client not in held.waiting:
-            return False  # of an earlier point: its mean was taken without it
-        del held.waiting[client]
+        if state.point is None or (scores.now, scores.version) != state.point[:2] or client not in state.waiting:
+            return False  # the mean of its point was computed without it
+        del state.waiting[client]
         if scores.num_examples >= 1:
-            held.heard[client] = scores
-        return not held.waiting and self.close()
+            state.scores[client] = scores
+        return not state.waiting and self.close_point()
 
-    def close(self) -> bool:
-        """Take the mean over those who answered; True if with it the run's target is reached."""
-        held = self.held
-        point, heard = held.point, list(held.heard.values())
-        held.point, held.heard, held.waiting = None, {}, {}
-        means = {name: _mean(heard, name) for name in dict.fromkeys(name for scores in heard for name in scores.values)}
-        means = {name: mean for name, mean in means.items() if isfinite(mean)}
+    def close_point(self) -> bool:
+        """Compute the means over the answers so far; return True if the run's target is reached with them."""
+        state = self.state
+        point, answers = state.point, list(state.scores.values())
+        state.point, state.scores, state.waiting = None, {}, {}
+        names = dict.fromkeys(name for scores in answers for name in scores.values)
+        means = {name: mean for name in names if isfinite(mean := _weighted_mean(answers, name))}
         if point is None or not means:
             return False
         now, version, updates = point
-        held.last = means if self.alone else {f"{PREFIX}{name}": value for name, value in means.items()}
-        self.trace.metrics(now, version, updates, held.last)
+        state.last = means if self.only_measure else {f"{PREFIX}{name}": value for name, value in means.items()}
+        self.trace.metrics(now, version, updates, state.last)
         target = self.until.target
-        return self.alone and target is not None and target.metric in held.last and target.reached(held.last)
+        return self.only_measure and target is not None and target.metric in state.last and target.reached(state.last)
 
 
-def _mean(heard: list[Scores], name: str) -> float:
-    told = [(scores.num_examples, scores.values.get(name, nan)) for scores in heard]
-    told = [(examples, value) for examples, value in told if isfinite(value)]
-    total = sum(examples for examples, _ in told)
-    return sum(examples / total * value for examples, value in told) if told else nan
+def _weighted_mean(answers: list[Scores], name: str) -> float:
+    pairs = [(scores.num_examples, scores.values.get(name, nan)) for scores in answers]
+    finite = [(examples, value) for examples, value in pairs if isfinite(value)]
+    total = sum(examples for examples, _ in finite)
+    return sum(examples / total * value for examples, value in finite) if finite else nan

@@ -1,7 +1,7 @@
-"""A live run once more, in virtual time, from what its trace recorded: who came and answered when.
+"""Replay of a live run in virtual time from its trace, which checks the run.
 
-Everything else is computed again: local trainings, the strategy's decisions, the model. What comes out is the live
-run's to the last bit, where its sites compute what this machine computes. That is how a live run is checked.
+The trace says which site joined and answered when. Everything else is computed again: local trainings, the strategy's
+decisions, the model. The result equals the live run's bit for bit if its sites compute what this machine computes.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 
@@ -18,15 +17,13 @@ from offbeat.core.jobs import TRAINING_SECONDS, Job, Result
 from offbeat.core.protocol import Strategy, World
 from offbeat.core.threads import one_thread
 from offbeat.engine.coordinator import Coordinator
-from offbeat.engine.gate import Gate
+from offbeat.engine.gate import Gate, Verdict
 from offbeat.engine.trace import Trace
 from offbeat.engine.until import Until
 
-OUTCOMES = ("arrive", "refuse")
-
 
 @one_thread()
-def retell(
+def replay_trace(
     db: sqlite3.Connection,
     strategy: Strategy,
     world: World,
@@ -34,42 +31,44 @@ def retell(
     until: Until | None = None,
     gate: Gate | None = None,
 ) -> Coordinator:
-    """The conversation as the trace tells it; `world` and `train` know the clients by the numbers of that run."""
-    run = Coordinator(strategy, world, until=until, gate=gate, trace=Trace(), gives_up=False)
+    """Report the facts of a trace to a new coordinator; `world` and `train` use the client numbers of that run."""
+    run = Coordinator(strategy, world, until=until, gate=gate, trace=Trace(), stop_when_hopeless=False)
     seconds: dict[int, float] = dict(
         db.execute("SELECT ticket, value FROM notes WHERE key = ? AND ticket NOT NULL", (TRAINING_SECONDS,))
     )
     run.begin(0.0)
     rows = db.execute("SELECT now, kind, client, ticket, examples, bytes, detail FROM trace ORDER BY seq")
     for now, kind, client, ticket, examples, size, detail in rows:
-        if kind in OUTCOMES:
-            verdict = _verdict(run, train, ticket, seconds.get(ticket)) if kind == "arrive" else str(detail)
-            run.answered(now, ticket, verdict, now, size)
-        elif kind == "lost":
-            run.expired(now, ticket, detail, float("inf"))
-        elif kind == "back":
-            run.joined(now, client, examples)
-        elif kind == "examples":
-            run.claims(now, client, examples)
-        elif kind == "timer":
-            run.fired(now, str(detail))
-        elif kind == "left":
-            run.left(now, client)
-        elif kind in ("late", "duplicate"):
-            run.strayed(now, client, ticket, kind, size)
-        elif kind == "stop":
-            run.finish(now)
+        match kind:
+            case "arrive":
+                run.answered(now, ticket, _train_again(run, train, ticket, seconds.get(ticket)), now, size)
+            case "refuse":
+                run.answered(now, ticket, str(detail), now, size)
+            case "lost":
+                run.expired(now, ticket, detail, float("inf"))
+            case "back":
+                run.joined(now, client, examples)
+            case "examples":
+                run.examples_reported(now, client, examples)
+            case "timer":
+                run.timer_fired(now, str(detail))
+            case "left":
+                run.left(now, client)
+            case "late" | "duplicate":
+                run.unexpected_upload(now, client, ticket, kind, size)
+            case "stop":
+                run.driver.finish(now)
     return run
 
 
-def _verdict(run: Coordinator, train: Callable[[Job], Result], ticket: int, seconds: float | None) -> Any:
-    job = run.ledger.open.get(ticket)
+def _train_again(run: Coordinator, train: Callable[[Job], Result], ticket: int, seconds: float | None) -> Verdict:
+    job = run.ledger.open_jobs.get(ticket)
     if job is None:
-        raise RunError(f"the trace tells of an answer to ticket {ticket}, which was not sent this time")
+        raise RunError(f"the trace has an answer to ticket {ticket}, which the replay did not send")
     verdict = run.judge([train(job)])[0]
     if isinstance(verdict, str):
-        raise RunError(f"ticket {ticket} was accepted then and is refused now: {verdict}")
+        raise RunError(f"ticket {ticket} was accepted in the live run and is refused in the replay: {verdict}")
     if seconds is None:
         return verdict
-    told = torch.tensor([seconds], dtype=torch.float64)
-    return replace(verdict, extras={**verdict.extras, TRAINING_SECONDS: told})
+    extra = torch.tensor([seconds], dtype=torch.float64)
+    return replace(verdict, extras={**verdict.extras, TRAINING_SECONDS: extra})

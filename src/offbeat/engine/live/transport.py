@@ -1,7 +1,7 @@
-"""What a live engine and its sites say to each other, whatever carries it: Flower, or queues within a process.
+"""Messages between a live engine and its sites, whatever carries them: HTTPS, Flower, or queues in one process.
 
-A site is reached at an address, which may be another one each time it comes; what stays is its name, and the token
-that proves it is the same one. The engine gives each name a client number (`roster`).
+A site is reached at an address, which may change each time it connects. Its name stays the same, and its token proves
+that it is the same site. The engine assigns a client number to each name (see sites).
 """
 
 from __future__ import annotations
@@ -20,83 +20,83 @@ from offbeat.core.protocol import LocalWork
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """A site that can be sent work. It comes before its first work, and again whenever it was away."""
+    """A site can be sent work; it sends this first, and whenever it reconnects."""
 
     address: int
     name: str
-    token: str  # proves that it is the site of that name: a key's fingerprint, or a secret it drew once
+    token: str  # fingerprint of a key, or a secret that the site drew once
     num_examples: int
     layout: str  # digest of its model's layout
-    code: str  # digest of the rules it can follow: the server never ships code
-    newest: int | None = None  # the last ticket of this run that it has answered, as far as it knows
+    code: str  # digest of the rules it can run: the server never sends code
+    newest: int | None = None  # last ticket of this run that it answered, if known
 
 
 @dataclass(frozen=True, slots=True)
-class Returned:
-    """How a site's job ended."""
+class JobAnswer:
+    """The outcome of a job."""
 
     address: int
     answer: Result | Failure
-    num_examples: int  # what the site has now: its data may grow
-    seconds: float | None = None  # of training, as the site measured them
-    size: int = 0  # bytes that travelled
+    num_examples: int  # the site's current number of examples
+    seconds: float | None = None  # of training, measured by the site
+    size: int = 0  # bytes of the message
 
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """A model on a site's own test examples: the answer to a question."""
+    """Metrics of a model on a site's own test examples: the answer to a Question."""
 
     address: int
-    now: float  # of the question
+    now: float  # time of the question
     version: int
-    num_examples: int  # of them
+    num_examples: int  # number of test examples
     values: Mapping[str, float]
 
 
 @dataclass(frozen=True, slots=True)
-class Gone:
-    """Nobody answers at this address any more."""
+class Disconnected:
+    """The site at this address is no longer reachable."""
 
     address: int
     why: str
 
 
 @dataclass(frozen=True, slots=True)
-class Garbled:
-    """Something came from there that is no message: it is counted and dropped."""
+class InvalidMessage:
+    """A message that could not be decoded; it is logged and dropped."""
 
     address: int
     why: str
 
 
-Heard = Hello | Returned | Scores | Gone | Garbled
+SiteMessage = Hello | JobAnswer | Scores | Disconnected | InvalidMessage
 
 # ---------------------------------------------------------------- to a site
 
 
 @dataclass(frozen=True, slots=True)
-class Assignment:
-    """A job, with all that its site needs to compute it: pushed again, it is the same job."""
+class JobMessage:
+    """A job with everything the site needs to compute it; sent again, it is the same job."""
 
     ticket: int
     client: int
-    index: int  # n-th job of this client: with the seed and the client, the random key
+    index: int  # n-th job of this client: (seed, client, index) is the random key
     base_version: int
     base: Tensor
     work: LocalWork
-    num_examples: int  # how much of its data the site is to train on
+    num_examples: int  # number of examples to train on
     seed: int
-    accepted: int | None  # the last ticket of this client that was accepted: what was kept for it becomes the site's
+    accepted: int | None  # last accepted ticket of this client: the rule memory of that job becomes valid
 
     @classmethod
-    def of(cls, job: Job, accepted: int | None) -> Assignment:
+    def from_job(cls, job: Job, accepted: int | None) -> JobMessage:
         numbers = (job.ticket, job.client, job.index, job.base_version)
         return cls(*numbers, job.base, job.work, job.num_examples, job.seed, accepted)
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """How good is this model on your own test examples?"""
+    """A request to evaluate a model on the site's own test examples."""
 
     now: float
     version: int
@@ -105,25 +105,25 @@ class Question:
 
 @dataclass(frozen=True, slots=True)
 class Farewell:
-    """The run has ended, or this site cannot take part in it (`refused`): it need not wait for more."""
+    """The run has ended, or this site cannot take part (`refused`)."""
 
     reason: str
     refused: bool = False
     facts: Mapping[str, str] = field(default_factory=dict)
 
 
-Order = Assignment | Question | Farewell
+ServerMessage = JobMessage | Question | Farewell
 
 
 class Transport(Protocol):
-    """Carries both ways. It greets whoever turns up and tells of them by Hello; sending never waits for a site."""
+    """Carries messages both ways, and reports each site that connects by a Hello."""
 
-    def send(self, address: int, order: Order) -> int:
-        """Hand it over, and say how many bytes it is; what becomes of it is heard."""
+    def send(self, address: int, order: ServerMessage) -> int:
+        """Send a message without waiting for the site; return its size in bytes."""
         ...
 
-    def receive(self, timeout: float) -> list[Heard]:
-        """What has come, at least one message unless `timeout` seconds have passed."""
+    def receive(self, timeout: float) -> list[SiteMessage]:
+        """Return the messages that arrived, at least one unless `timeout` seconds have passed."""
         ...
 
     def close(self) -> None: ...

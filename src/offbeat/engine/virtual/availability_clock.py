@@ -1,7 +1,7 @@
-"""Who is there, in virtual time: when clients leave, and when they are back.
+"""Availability of clients in virtual time: when they leave, and when they return.
 
-What will happen to a client is put on the clock once it is known, one entry a client at most; nothing is kept for
-those who stay. Which entries there are is read off the clock after a resume.
+The next change of a client is scheduled on the clock once it is known, at most one entry per client. Clients that are
+always available need no memory. After a resume the pending departures are read from the clock.
 """
 
 from __future__ import annotations
@@ -9,70 +9,74 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isfinite
 
-from offbeat.core.client_environment import Surroundings
+from offbeat.core.client_environment import ClientEnvironment
 from offbeat.core.ledger import Ledger
-from offbeat.engine.virtual.event_heap import LOST, NOBODY, READY, Clock
+from offbeat.engine.virtual.event_heap import LOST, NO_ID, READY, Clock
 
 
-class Presence:
-    def __init__(self, surroundings: Surroundings, clock: Clock, ledger: Ledger) -> None:
-        self.surroundings, self._clock, self._ledger = surroundings, clock, ledger
-        self._leaving: dict[int, float] = {}  # idle clients -> when they leave, where that is known
-        self.back = surroundings.next_available  # (client, now): when it can be reached; now, if it is there
+class ClientAvailability:
+    """Schedule departures and returns of clients on the clock."""
 
-    def restored(self, clock: Clock, ledger: Ledger) -> Presence:
-        """The same world, as a saved clock knows it."""
-        presence = Presence(self.surroundings, clock, ledger)
-        presence._leaving = {who: at for at, kind, who, ticket in clock.heap if kind == LOST and ticket == NOBODY}
-        return presence
+    def __init__(self, environment: ClientEnvironment, clock: Clock, ledger: Ledger) -> None:
+        self.environment, self._clock, self._ledger = environment, clock, ledger
+        self._departures: dict[int, float] = {}  # idle clients -> time of their scheduled departure
+        self.next_available = environment.next_available  # (client, now) -> when it is reachable; now, if it is
+
+    def restored(self, clock: Clock, ledger: Ledger) -> ClientAvailability:
+        """Return the availability for a restored clock and ledger."""
+        availability = ClientAvailability(self.environment, clock, ledger)
+        events = clock.heap
+        departures = {client: at for at, kind, client, ticket in events if kind == LOST and ticket == NO_ID}
+        availability._departures = departures
+        return availability
 
     def num_examples(self, client: int) -> int:
-        """What the client has now, for its next job."""
-        return self.surroundings.num_examples(client, self._ledger.jobs.get(client, 0), self._clock.now)
+        """Return the client's current number of examples, for its next job."""
+        return self.environment.num_examples(client, self._ledger.job_counts.get(client, 0), self._clock.now)
 
-    def away(self, clients: Iterable[int]) -> list[int]:
-        """Those who are not there at the start; they are expected."""
-        found = []
+    def absent_at_start(self, clients: Iterable[int]) -> list[int]:
+        """Return the clients that are not available at time 0, and schedule their return."""
+        absent = []
         for client in clients:
-            when = self.back(client, 0.0)
+            when = self.next_available(client, 0.0)
             if when > 0:
-                found.append(client)
-                self.expect(client, when)
-        return found
+                absent.append(client)
+                self.schedule_return(client, when)
+        return absent
 
-    def expect(self, client: int, when: float, late: int = NOBODY) -> None:
-        """The client is to be back then, if it can be reached; it may bring an answer that is late."""
-        if isfinite(when) and late == NOBODY:
-            when = self.back(client, when)
+    def schedule_return(self, client: int, when: float, late_ticket: int = NO_ID) -> None:
+        """Schedule the return of a client; it may upload the answer to an expired ticket then."""
+        if isfinite(when) and late_ticket == NO_ID:
+            when = self.next_available(client, when)
         if isfinite(when):
-            self._clock.push(when, READY, client, late)
+            self._clock.push(when, READY, client, late_ticket)
 
-    def is_back(self, client: int) -> bool:
-        """Its time has come: is it there? If not, it is expected again."""
+    def has_returned(self, client: int) -> bool:
+        """Return whether a client is available at its scheduled return; if not, schedule the next one."""
         now = self._clock.now
-        when = self.back(client, now)
+        when = self.next_available(client, now)
         if when > now:
-            self.expect(client, when)
+            self.schedule_return(client, when)
         return when <= now
 
-    def watch(self, client: int) -> None:
-        """An idle client may leave: note when. A million who are always there cost nothing."""
-        if client in self._leaving or not self._ledger.idle(client):
+    def schedule_departure(self, client: int) -> None:
+        """Schedule the departure of an idle client, if it ever leaves."""
+        if client in self._departures or not self._ledger.is_idle(client):
             return
-        at = self.surroundings.leaves(client, self._clock.now)
+        at = self.environment.next_departure(client, self._clock.now)
         if isfinite(at):
-            self._leaving[client] = at
+            self._departures[client] = at
             self._clock.push(at, LOST, client)
 
-    def leaves(self, client: int) -> bool:
-        """The time at which it would leave, idle: does it? If it stays, it is watched on."""
-        del self._leaving[client]
+    def has_left(self, client: int) -> bool:
+        """Return whether a client leaves at its scheduled departure: it is idle and becomes unavailable."""
+        del self._departures[client]
         now = self._clock.now
-        if not self._ledger.idle(client):
+        if not self._ledger.is_idle(client):
             return False
-        back = self.back(client, now)
+        back = self.next_available(client, now)
         if back > now:
-            self.expect(client, back)
+            self.schedule_return(client, back)
         else:
-            self.watch(client)
+            self.schedule_departure(client)
         return back > now

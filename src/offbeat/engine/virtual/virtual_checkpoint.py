@@ -1,41 +1,41 @@
-"""A checkpoint of a run in virtual time, made, and read whole before anything of the run is touched."""
+"""Checkpoints of a run in virtual time; one is read completely before anything of the run changes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from offbeat.core.snapshot import Get, Put, Tree, expect, pack, unpack
-from offbeat.engine.checkpoint_formats import upgraded
-from offbeat.engine.coordinator import Coordinator
-from offbeat.engine.coordinator_state import Conversation
-from offbeat.engine.evaluation_schedule import Evaluation, Measured
+from offbeat.core.snapshot import Get, Put, Tree, expect_type, pack, unpack
+from offbeat.engine.coordinator import Coordinator, CoordinatorState
 from offbeat.engine.gate import Verdict
+from offbeat.engine.model_evaluation import EvaluationSchedule, EvaluationState
 from offbeat.engine.trace import Trace
-from offbeat.engine.trace_digest import Tally
+from offbeat.engine.trace_file import TraceDigest
 from offbeat.engine.virtual.event_heap import Clock
 
 
 @dataclass(frozen=True)
-class Saved:
-    """Found to be of this run."""
+class VirtualCheckpoint:
+    """A checkpoint that matches the run and its trace."""
 
-    conversation: Conversation
-    measured: Measured
+    coordinator: CoordinatorState
+    evaluation: EvaluationState
     clock: Clock
     verdicts: dict[int, Verdict]
-    seq: int
-    tally: Tally
+    rows: int
+    digest: TraceDigest
 
 
-def tree(
-    run: Coordinator, trace: Trace, clock: Clock, evaluation: Evaluation, verdicts: dict[int, Verdict], put: Put
+def pack_checkpoint(
+    run: Coordinator, trace: Trace, clock: Clock, evaluation: EvaluationSchedule, verdicts: dict[int, Verdict], put: Put
 ) -> Tree:
-    """Jobs in flight are kept as they are and computed again after a resume; results computed ahead of time are kept
-    too, since not every worker repeats them bit for bit.
+    """Return the checkpoint as a tree.
+
+    Jobs in flight are stored and computed again after a resume. Results computed ahead of time are stored too, because
+    not every worker repeats them bit for bit.
     """
     return {
-        "trace": trace.seq,
-        "rows": trace.tally.plain(),
+        "rows": trace.seq,
+        "digest": trace.digest_so_far.as_dict(),
         "clock": clock.save(put),
         "evaluation": evaluation.save(put),
         "verdicts": pack(verdicts, put),
@@ -43,14 +43,14 @@ def tree(
     }
 
 
-def read(run: Coordinator, trace: Trace, stored: Tree, get: Get) -> Saved:
-    stored = upgraded(stored)
-    seq = expect(int, stored["trace"], "trace")
-    return Saved(
-        conversation=run.read(stored, get),
-        measured=expect(Measured, unpack(stored["evaluation"], get), "evaluation"),
-        clock=Clock.restored(stored["clock"], get),
-        verdicts=expect(dict, unpack(stored["verdicts"], get), "verdicts"),
-        seq=seq,
-        tally=trace.check(seq, stored.get("rows")),
+def read_checkpoint(run: Coordinator, trace: Trace, tree: Tree, get: Get) -> VirtualCheckpoint:
+    """Read a checkpoint and check that the run and its trace match it."""
+    rows = expect_type(int, tree["rows"], "rows")
+    return VirtualCheckpoint(
+        coordinator=run.read(tree, get),
+        evaluation=expect_type(EvaluationState, unpack(tree["evaluation"], get), "evaluation"),
+        clock=Clock.restored(tree["clock"], get),
+        verdicts=expect_type(dict, unpack(tree["verdicts"], get), "verdicts"),
+        rows=rows,
+        digest=trace.verify(rows, tree["digest"]),
     )

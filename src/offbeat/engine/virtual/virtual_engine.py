@@ -1,10 +1,12 @@
-"""The virtual-time engine: exact, deterministic, resumable.
+"""The virtual-time engine: exact, deterministic and resumable.
 
-In virtual time the order of arrivals depends on durations only, never on training results. So a job's result is asked
-for when its arrival is due, and whatever else was sent may be computed with it, anywhere, in any order.
+Theory of operation. A heap holds what is due: arrivals, expiring tickets, returning clients, timers, evaluations. The
+engine pops the next event, reports it to the coordinator as a fact, and carries out the orders that follow by pushing
+further events: a job becomes its arrival, at a time that the simulated world computes.
 
-The conversation with the strategy is the coordinator's. This host owns the clock and carries orders out on it: how long
-a job takes, who is there, when the model is evaluated.
+The order of arrivals depends only on durations, never on training results. The engine therefore asks the worker for
+the result of a job when its arrival is due; until then the worker may compute any submitted job, anywhere and in any
+order. `advance()` stops where a result is missing and `provide()` takes results, so many runs can share one worker.
 """
 
 from __future__ import annotations
@@ -15,329 +17,320 @@ from math import inf, isfinite
 
 from torch import Tensor
 
-from offbeat.core.client_environment import Surroundings
+from offbeat.core.client_environment import ClientEnvironment
 from offbeat.core.errors import RunError
 from offbeat.core.jobs import Job, Result
-from offbeat.core.ledger import in_order
+from offbeat.core.ledger import sorted_clients
 from offbeat.core.protocol import CancelTimer, SetTimer, Strategy, World
 from offbeat.core.threads import one_thread
-from offbeat.engine.checkpoint import Checkpoints
-from offbeat.engine.checkpoint_interval import Cadence
+from offbeat.engine.checkpoint import Checkpoints, CheckpointTimer
 from offbeat.engine.coordinator import Coordinator
-from offbeat.engine.divergence import finite
-from offbeat.engine.evaluation_schedule import Evaluation
 from offbeat.engine.gate import Gate, Verdict, ticket_of
-from offbeat.engine.model_evaluation import ClientSurvey, Judge, Own
-from offbeat.engine.progress import Outcome, Status, rare_collection
-from offbeat.engine.strategy_driver import Offer, Order
+from offbeat.engine.model_evaluation import ClientMeans, ClientSurvey, EvaluationSchedule, ModelEvaluator
+from offbeat.engine.process_memory import infrequent_garbage_collection
+from offbeat.engine.progress import Outcome, Status
+from offbeat.engine.strategy_driver import Offer, Order, is_finite
 from offbeat.engine.trace import Trace
 from offbeat.engine.until import Until
-from offbeat.engine.virtual.availability_clock import Presence
-from offbeat.engine.virtual.event_heap import ARRIVE, EVALUATE, LOST, NOBODY, READY, TIMER, Clock, Due
-from offbeat.engine.virtual.virtual_checkpoint import read, tree
+from offbeat.engine.virtual.availability_clock import ClientAvailability
+from offbeat.engine.virtual.event_heap import ARRIVE, EVALUATE, LOST, NO_ID, READY, TIMER, Clock, ScheduledEvent
+from offbeat.engine.virtual.virtual_checkpoint import pack_checkpoint, read_checkpoint
 from offbeat.engine.worker import Answer, Worker
 
 INTERRUPTED = "interrupted"
-OVER = "nothing left to happen"
-OFTEN = 64  # updates between two looks of a watcher
+NOTHING_LEFT = "nothing left to happen"
+UPDATES_BETWEEN_WATCH_CALLS = 64
 
-Collect = Callable[[Collection[int]], Sequence[Answer]]  # what a worker does
-Watch = Callable[[Status], bool | None]  # called now and then; True asks the run to stop with a checkpoint
+Collect = Callable[[Collection[int]], Sequence[Answer]]  # Worker.collect
+Watch = Callable[[Status], bool | None]  # called from time to time; True stops the run with a checkpoint
 
 
 class VirtualEngine:
-    """Runs one strategy in one world. `interrupt` may be set at any time: the run stops after the current event."""
+    """Run one strategy in one simulated world; set `interrupt` at any time to stop after the current event."""
 
     def __init__(
         self,
         strategy: Strategy,
         world: World,
-        surroundings: Surroundings,
+        environment: ClientEnvironment,
         worker: Worker,
         *,
         until: Until,
         evaluate: Callable[[Tensor], Mapping[str, float]] = lambda model: {},
-        own: Own | None = None,  # evaluates clients on their own test examples instead, and gives the mean
-        every: float = inf,  # virtual seconds between evaluations
-        survey: ClientSurvey | None = None,  # of the clients, each on its own examples: at the end, and
-        survey_every: int = 0,  # at every so many evaluations
+        client_means: ClientMeans | None = None,  # evaluates clients on their own test examples instead
+        evaluate_every: float = inf,  # virtual seconds between evaluations
+        survey: ClientSurvey | None = None,  # evaluates clients on their own examples at the end
+        survey_every: int = 0,  # and at every n-th evaluation
         gate: Gate | None = None,
         trace: Trace | None = None,
         checkpoints: Checkpoints | None = None,
-        checkpoint_every: float = 30.0,  # host seconds at least; 0: after every event
-        timeout: float = 10.0,  # a ticket expires after this many times its expected duration
+        checkpoint_every: float = 30.0,  # host seconds between checkpoints; 0: after every event
+        timeout: float = 10.0,  # a ticket expires after this many times the expected duration of its job
         watch: Watch | None = None,
     ) -> None:
         self.trace = trace or Trace()
         self.coordinator = Coordinator(
-            strategy, world, until=until, gate=gate, trace=self.trace, num_examples=surroundings.num_examples
+            strategy, world, until=until, gate=gate, trace=self.trace, num_examples=environment.num_examples
         )
-        judge = Judge(evaluate, self.coordinator.contract, world.layout, own)
-        self.evaluation = Evaluation(judge, until, self.trace, every=every, survey=survey, survey_every=survey_every)
+        evaluator = ModelEvaluator(evaluate, self.coordinator.driver.contract, world.layout, client_means)
+        self.evaluation = EvaluationSchedule(
+            evaluator, until, self.trace, every=evaluate_every, survey=survey, survey_every=survey_every
+        )
         self.worker, self.until, self.timeout = worker, until, timeout
         self.checkpoints, self.checkpoint_every = checkpoints, checkpoint_every
         self.clock = Clock()
-        self.presence = Presence(surroundings, self.clock, self.coordinator.ledger)
+        self.availability = ClientAvailability(environment, self.clock, self.coordinator.ledger)
         self.interrupt = False
         self._watch = watch
         self._horizon = until.seconds if until.seconds is not None else inf
-        self._verdicts: dict[int, Verdict] = {}  # computed and judged, not yet due
-        self._waiting: Due | None = None  # the arrival whose result was asked for
-        self._waits = self._stride = 1  # for results, until the trace looks at the clock again
+        self._verdicts: dict[int, Verdict] = {}  # of answers that were computed but are not yet due
+        self._waiting: ScheduledEvent | None = None  # the arrival whose result is missing
+        self._waits = self._waits_until_flush = 1  # waits for results until the trace checks its clock again
         self._started = False
-        self._cadence: Cadence | None = None  # begins with the run
+        self._checkpoint_timer: CheckpointTimer | None = None
         self._ended: str | None = None
 
     # ------------------------------------------------------------ running
 
     def run(self) -> Outcome:
-        """To the end, with a worker that is this run's alone: it is closed afterwards."""
+        """Run to the end with a worker that only this run uses, and close the worker."""
         try:
-            with one_thread(), rare_collection():
+            with one_thread(), infrequent_garbage_collection():
                 self.advance(self.worker.collect)
                 return self.finish()
         finally:
             self.worker.close()
 
     def advance(self, collect: Collect | None = None) -> int | None:
-        """Go on until a result is needed, and say of which ticket; None when the run has ended. Where it is said how
-        to `collect` results, that is done as they are needed.
+        """Run until a result is missing and return its ticket, or None if the run ended.
+
+        With `collect` the engine collects results itself and runs to the end.
         """
-        if self._cadence is None:
-            self._cadence = Cadence(self.checkpoint_every)
+        if self._checkpoint_timer is None:
+            self._checkpoint_timer = CheckpointTimer(self.checkpoint_every)
         if not self._started:
             self._start()
-        run, clock, verdicts, waited_for = self.coordinator, self.clock, self._verdicts, self.coordinator.ledger.open
-        horizon = self._horizon
-        # not `while run.reason is None`: Python speeds up a loop that jumps back, not one that asks whether to
+        run, clock, verdicts, open_jobs = (
+            self.coordinator,
+            self.clock,
+            self._verdicts,
+            self.coordinator.ledger.open_jobs,
+        )
+        driver, horizon = run.driver, self._horizon
         while True:
-            if run.reason is not None or self._ended is not None:
+            if driver.stop_reason is not None or self._ended is not None:
                 return None
-            due = self._waiting or clock.next(horizon)
-            if due is None:
+            event = self._waiting or clock.next(horizon)
+            if event is None:
                 self._run_out()
                 return None
-            _, kind, who, ticket = due
-            if kind == ARRIVE and ticket not in verdicts and ticket in waited_for:
-                self._waiting = due
+            _, kind, client, ticket = event
+            if kind == ARRIVE and ticket not in verdicts and ticket in open_jobs:
+                self._waiting = event
                 self._waits -= 1
                 if self._waits <= 0:
-                    self._waits = self._stride = self.trace.keep_up(self._stride)
+                    self._waits = self._waits_until_flush = self.trace.flush_if_behind(self._waits_until_flush)
                 if collect is None:
                     return ticket
                 self.provide(collect((ticket,)))
             self._waiting = None
             clock.pop()
-            self._handle(kind, who, ticket)
-            if run.reason is None and (self.interrupt or self.checkpoints is not None):
+            self._handle(kind, client, ticket)
+            if driver.stop_reason is None and (self.interrupt or self.checkpoints is not None):
                 self._between_events()  # a checkpoint of an ended run would be resumed past its end
 
     def provide(self, answers: Sequence[Answer]) -> None:
-        """Results of the worker, of the ticket that was needed and of any others."""
-        verdicts, waiting = self._verdicts, self._waiting
+        """Take answers of the worker, to the missing ticket and to any others."""
+        verdicts, missing = self._verdicts, NO_ID if self._waiting is None else self._waiting[3]
         judged = self.coordinator.judge(answers)
-        if waiting is not None and len(judged) == 1:
-            only = judged[0]
-            if type(only) is Result and only.ticket == waiting[3]:  # as a rule: what was needed, and no more
-                verdicts.setdefault(only.ticket, only)
-                return
-        waited_for = self.coordinator.ledger.open
-        for i, verdict in enumerate(judged):
-            number = verdict.ticket if type(verdict) is Result else ticket_of(answers[i])
-            if number in waited_for:  # nobody's ticket is nobody's answer
-                verdicts.setdefault(number, verdict)
-        if waiting is not None and waiting[3] not in verdicts:
-            verdicts[waiting[3]] = "failed: the worker gave no answer"
+        if len(judged) == 1 and type(judged[0]) is Result and judged[0].ticket == missing:  # the usual case
+            verdicts.setdefault(missing, judged[0])
+            return
+        open_jobs = self.coordinator.ledger.open_jobs
+        for answer, verdict in zip(answers, judged, strict=True):
+            ticket = verdict.ticket if type(verdict) is Result else ticket_of(answer)
+            if ticket in open_jobs:
+                verdicts.setdefault(ticket, verdict)
+        if missing != NO_ID and missing not in verdicts:
+            verdicts[missing] = "failed: the worker gave no answer"
 
     def finish(self) -> Outcome:
-        """After the last event: the end is evaluated too, or a checkpoint written if the run is to go on later."""
+        """End the run after the last event: evaluate the model, or write a checkpoint if the run is to be resumed."""
         run, now, reason = self.coordinator, self.clock.now, INTERRUPTED
-        for ticket in run.ledger.open:
+        for ticket in run.ledger.open_jobs:
             self.worker.cancel(ticket)
-        if run.reason is None and self._ended in (None, INTERRUPTED):  # None: in the middle of it
+        if run.stop_reason is None and self._ended in (None, INTERRUPTED):  # None: stopped between two events
             self.save()
         else:
-            run.end(self._ended or OVER)
-            run.finish(now)  # no checkpoint follows: killed from here on, a run does all of its end again
-            run.model_holds()
+            run.driver.end(self._ended or NOTHING_LEFT)
+            run.driver.finish(now)  # no checkpoint follows: a run killed from here on repeats all of its end
+            run.driver.check_model()
             self.evaluation.finish(now, run)
-            reason = run.reason or OVER
+            reason = run.stop_reason or NOTHING_LEFT
             self.trace.add(now, "stop", run.ledger.version, detail=reason)
         self.trace.flush()
-        self._look()
-        p, found = run.progress, self.evaluation.measured
+        self._call_watcher()
         return Outcome(
             reason,
             now,
             run.ledger.version,
-            p.updates,
+            run.progress.updates,
             run.model,
-            dict(found.metrics),
-            p.server_seconds,
-            found.server_bytes,
+            dict(self.evaluation.state.metrics),
+            run.progress.server_seconds,
+            self.evaluation.state.server_bytes,
         )
 
     def status(self) -> Status:
+        """Return the progress of the run."""
         ledger, now, updates = self.coordinator.ledger, self.clock.now, self.coordinator.progress.updates
-        return Status(
-            now,
-            self.until.share(now, updates),
-            ledger.version,
-            updates,
-            len(ledger.open),
-            ledger.age(),
-            self.evaluation.measured.metrics,
-        )
+        share, metrics = self.until.fraction_done(now, updates), self.evaluation.state.metrics
+        return Status(now, share, ledger.version, updates, len(ledger.open_jobs), ledger.mean_age(), metrics)
 
     def _start(self) -> None:
         self._started = True
-        self.clock.push(0.0, EVALUATE, NOBODY)
-        clients = in_order(self.coordinator.world.clients)
-        self._carry_out(self.coordinator.begin(0.0, self.presence.away(clients)))
+        self.clock.push(0.0, EVALUATE, NO_ID)
+        clients = sorted_clients(self.coordinator.world.clients)
+        self._carry_out(self.coordinator.begin(0.0, self.availability.absent_at_start(clients)))
         for client in clients:
-            self.presence.watch(client)
+            self.availability.schedule_departure(client)
 
     def _run_out(self) -> None:
-        self._ended = OVER if self.clock.over else "seconds"
-        if isfinite(self._horizon):  # where all are gone too: runs of the same length are compared over the same time
+        """End the run because no event is left before the horizon."""
+        self._ended = NOTHING_LEFT if self.clock.only_evaluations_left else "seconds"
+        if isfinite(self._horizon):  # also if nothing is left: runs of the same length are compared over the same time
             self.clock.now = self._horizon
 
     def _between_events(self) -> None:
         if self.interrupt:
             self._ended = INTERRUPTED
-        elif self.checkpoints is not None and self._cadence is not None and self._cadence.due():
-            with self._cadence.writing():
+        elif self.checkpoints is not None and self._checkpoint_timer is not None and self._checkpoint_timer.is_due():
+            with self._checkpoint_timer.writing():
                 self.save()
 
-    def _look(self) -> None:
+    def _call_watcher(self) -> None:
         if self._watch is not None and self._watch(self.status()):
             self.interrupt = True
 
-    # ------------------------------------------------------------ what happens
+    # ------------------------------------------------------------ events
 
-    def _handle(self, kind: int, who: int, ticket: int) -> None:
-        run, now = self.coordinator, self.clock.now
+    def _handle(self, kind: int, client: int, ticket: int) -> None:
         if kind == ARRIVE:
-            if ticket not in run.ledger.open:  # each ticket is consumed once
-                run.strayed(now, who, ticket, "duplicate")
-                return
-            back = self.presence.back(who, now)
-            self._carry_out(run.answered(now, ticket, self._verdicts.pop(ticket), back))
-            if who not in run.ledger.busy:  # as a rule it has its next job already
-                self.presence.watch(who)
-            if self._watch is not None and run.progress.updates % OFTEN == 0:
-                self._look()
+            self._arrive(client, ticket)
+        elif kind == LOST and ticket != NO_ID:
+            self._expire(client, ticket)
         elif kind == LOST:
-            if ticket == NOBODY:
-                self._leave(who)
-            else:
-                self._expire(who, ticket)
+            self._depart(client)
         elif kind == READY:
-            self._come_back(who, ticket)
+            self._return(client, ticket)
         elif kind == TIMER:
-            self._carry_out(run.fired(now, self.clock.fired(who)))
+            self._carry_out(self.coordinator.timer_fired(self.clock.now, self.clock.take_timer(client)))
         else:
             self._evaluate()
 
-    def _evaluate(self) -> None:
-        clock = self.clock
-        if not self.coordinator.model_holds():
+    def _arrive(self, client: int, ticket: int) -> None:
+        run, now = self.coordinator, self.clock.now
+        if ticket not in run.ledger.open_jobs:  # each ticket is answered once
+            run.unexpected_upload(now, client, ticket, "duplicate")
             return
-        clock.push(self.evaluation.point(clock.now, self.coordinator, clock.upcoming()), EVALUATE, NOBODY)
-        self._look()
+        back = self.availability.next_available(client, now)
+        self._carry_out(run.answered(now, ticket, self._verdicts.pop(ticket), back))
+        if client not in run.ledger.open_tickets:  # usually it has its next job already
+            self.availability.schedule_departure(client)
+        if self._watch is not None and run.progress.updates % UPDATES_BETWEEN_WATCH_CALLS == 0:
+            self._call_watcher()
 
     def _expire(self, client: int, ticket: int) -> None:
-        """A crash is noticed, or a client took too long: the ticket is dead."""
-        run, now = self.coordinator, self.clock.now
-        self._verdicts.pop(ticket, None)  # of a worker that answers what it was not asked
-        job = run.ledger.open[ticket]
-        trip = self.presence.surroundings.trip(client, job.index, job.work, job.num_examples, job.started)
-        if trip.crashes:
-            self._carry_out(run.expired(now, ticket, trip.why, self.presence.back(client, now)))
-        else:  # it still trains; what it sends then comes too late
-            sent = job.started + trip.duration
-            if trip.again is not None:
-                self.clock.push(sent + trip.again, ARRIVE, client, ticket)
-            self._carry_out(run.expired(now, ticket, trip.why, sent), late=ticket)
-        self.presence.watch(client)
+        """Handle the timeout of a ticket: the client crashed, or trains for too long and will answer late."""
+        run, now, environment = self.coordinator, self.clock.now, self.availability.environment
+        self._verdicts.pop(ticket, None)  # a worker may have answered without being asked
+        job = run.ledger.open_jobs[ticket]
+        timing = environment.time_job(client, job.index, job.work, job.num_examples, job.started)
+        if timing.crashes:
+            back = self.availability.next_available(client, now)
+            self._carry_out(run.expired(now, ticket, timing.crash_reason, back))
+        else:
+            sent = job.started + timing.duration
+            if timing.duplicate_after is not None:
+                self.clock.push(sent + timing.duplicate_after, ARRIVE, client, ticket)
+            self._carry_out(run.expired(now, ticket, timing.crash_reason, sent), late_ticket=ticket)
+        self.availability.schedule_departure(client)
 
-    def _leave(self, client: int) -> None:
-        """The time at which an idle client would leave; if it was sent work meanwhile, that job has its own fate."""
-        if self.presence.leaves(client):
+    def _depart(self, client: int) -> None:
+        """Handle a scheduled departure; a client that was sent work meanwhile stays until that job ends."""
+        if self.availability.has_left(client):
             self._carry_out(self.coordinator.left(self.clock.now, client))
 
-    def _come_back(self, client: int, late: int) -> None:
-        """The time at which a client was to be back; with it may come an answer whose ticket is dead."""
+    def _return(self, client: int, late_ticket: int) -> None:
+        """Handle a scheduled return; the client may bring the answer to an expired ticket."""
         run, now = self.coordinator, self.clock.now
-        if late != NOBODY:
-            run.strayed(now, client, late, "late")
-        if self.presence.is_back(client):
-            self._carry_out(run.joined(now, client, self.presence.num_examples(client)))
-            self.presence.watch(client)
+        if late_ticket != NO_ID:
+            run.unexpected_upload(now, client, late_ticket, "late")
+        if self.availability.has_returned(client):
+            self._carry_out(run.joined(now, client, self.availability.num_examples(client)))
+            self.availability.schedule_departure(client)
+
+    def _evaluate(self) -> None:
+        run, clock = self.coordinator, self.clock
+        if run.driver.check_model():
+            next_point = self.evaluation.evaluate_grid_point(clock.now, run, clock.next_time())
+            clock.push(next_point, EVALUATE, NO_ID)
+            self._call_watcher()
 
     # ------------------------------------------------------------ orders
 
-    def _carry_out(self, orders: list[Order], late: int = NOBODY) -> None:
-        """Of a job it is put on the clock how it will end: it arrives, once or twice, or its ticket expires and nobody
-        computes it.
-        """
-        clock, world = self.clock, self.presence.surroundings
+    def _carry_out(self, orders: list[Order], late_ticket: int = NO_ID) -> None:
         for order in orders:
-            if not isinstance(order, Job):
-                self._arrange(order, late)
-                continue
-            client, ticket, now = order.client, order.ticket, order.started
-            trip = world.trip(client, order.index, order.work, order.num_examples, now)
-            duration, expected, crashes, _, again = trip
-            if not 0.0 <= duration < inf:
-                raise RunError(
-                    f"client {client} would take {duration} s for its job {order.index}: durations are finite, 0 or "
-                    "more"
-                )
-            patience, due = self.timeout * expected, now + duration
-            if crashes or duration > patience:
-                clock.push(now + patience, LOST, client, ticket)
-                continue
-            clock.push(due, ARRIVE, client, ticket)
-            if again is not None:
-                clock.push(due + again, ARRIVE, client, ticket)
-            if due <= self._horizon:
-                self.worker.submit(order, due)
+            if isinstance(order, Job):
+                self._schedule_outcome(order)
+            elif isinstance(order, SetTimer):
+                self.clock.set_timer(order.key, order.at)
+            elif isinstance(order, CancelTimer):
+                self.clock.cancel_timer(order.key)
+            elif isinstance(order, Offer):
+                self.availability.schedule_return(order.client, order.not_before, late_ticket)
 
-    def _arrange(self, order: SetTimer | CancelTimer | Offer, late: int) -> None:
-        if isinstance(order, SetTimer):
-            self.clock.set_timer(order.key, order.at)
-        elif isinstance(order, Offer):
-            self.presence.expect(order.client, order.not_before, late)
-        else:
-            self.clock.cancel_timer(order.key)
+    def _schedule_outcome(self, job: Job) -> None:
+        """Schedule the outcome of a job: arrival, duplicate arrival or expiry; an expiring job is never computed."""
+        clock, client, ticket, now = self.clock, job.client, job.ticket, job.started
+        duration, expected, crashes, _, duplicate_after = self.availability.environment.time_job(
+            client, job.index, job.work, job.num_examples, now
+        )
+        if not 0.0 <= duration < inf:
+            raise RunError(f"client {client}: job {job.index} takes {duration} s; durations must be finite and >= 0")
+        timeout, due = self.timeout * expected, now + duration
+        if crashes or duration > timeout:
+            clock.push(now + timeout, LOST, client, ticket)
+            return
+        clock.push(due, ARRIVE, client, ticket)
+        if duplicate_after is not None:
+            clock.push(due + duplicate_after, ARRIVE, client, ticket)
+        if due <= self._horizon:
+            self.worker.submit(job, due)
 
     # ------------------------------------------------------------ checkpoints
 
     def save(self) -> None:
         """Write a checkpoint of this moment between two events."""
-        if self.checkpoints is not None and finite(self.coordinator.model):
+        if self.checkpoints is not None and is_finite(self.coordinator.model):
             self.trace.flush()  # the trace must reach at least as far as the checkpoint
             self.checkpoints.save(
-                partial(tree, self.coordinator, self.trace, self.clock, self.evaluation, self._verdicts)
+                partial(pack_checkpoint, self.coordinator, self.trace, self.clock, self.evaluation, self._verdicts)
             )
 
     def restore(self) -> None:
-        """Go back to the newest checkpoint that is whole and that the trace matches; without one the run starts
-        over.
-        """
+        """Continue from the newest checkpoint that is intact and matches the trace; without one, start over."""
         if self.checkpoints is None or not self.checkpoints.exist():
             self.trace.clear()
             return
-        # all of it, before anything is touched
-        saved = self.checkpoints.load(partial(read, self.coordinator, self.trace))
-        self.coordinator.restore(saved.conversation)
-        self.evaluation.restore(saved.measured)
+        saved = self.checkpoints.load(partial(read_checkpoint, self.coordinator, self.trace))
+        self.coordinator.restore(saved.coordinator)
+        self.evaluation.restore(saved.evaluation)
         self.clock, self._verdicts = saved.clock, saved.verdicts
-        self.presence = self.presence.restored(self.clock, self.coordinator.ledger)
+        self.availability = self.availability.restored(self.clock, self.coordinator.ledger)
         self._started = True
-        self.trace.cut(saved.seq, saved.tally)
-        waiting = {ticket: job for ticket, job in self.coordinator.ledger.open.items() if ticket not in self._verdicts}
+        self.trace.truncate(saved.rows, saved.digest)
+        unanswered = {t: job for t, job in self.coordinator.ledger.open_jobs.items() if t not in self._verdicts}
         for at, kind, _, ticket in sorted(self.clock.heap):
-            if kind == ARRIVE and at <= self._horizon and ticket in waiting:
-                self.worker.submit(waiting.pop(ticket), at)  # once, though its upload may come twice
+            if kind == ARRIVE and at <= self._horizon and ticket in unanswered:
+                self.worker.submit(unanswered.pop(ticket), at)  # once, although its upload may arrive twice

@@ -1,4 +1,4 @@
-"""Many runs with one worker: the bits of each alone, and one that fails leaves the others going."""
+"""Several runs with one worker: each has the bits it has alone, and a failing run does not stop the others."""
 
 from __future__ import annotations
 
@@ -7,16 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from odd_worker import OddWorker
 from small_world import Surroundings, add_one, make_engine
 
 from offbeat.core.errors import RunError
 from offbeat.core.jobs import Failure, Job
 from offbeat.core.strategies import FedAsync, FedAvg, FedBuff
 from offbeat.engine.until import Until
-from offbeat.experiment.run.side_by_side import run_together
+from offbeat.experiment.run.pooled_runs import SharedWorker, run_together
 from offbeat.workers.inline import Inline
-from offbeat.workers.pool import Pool
+from shuffling_worker import ShufflingWorker
 
 STRATEGIES = (FedAsync(), FedBuff(k=2), FedAvg(), FedBuff(k=3, concurrency=2))
 
@@ -33,82 +32,82 @@ def rows(engine: Any) -> list[Any]:
     return list(engine.trace.rows("SELECT seq, now, kind, client, ticket, version FROM trace ORDER BY seq"))
 
 
-@pytest.mark.parametrize("worker", ["inline", "odd"])
+@pytest.mark.parametrize("worker", ["inline", "shuffling"])
 def test_each_run_has_the_bits_it_has_alone(worker: str) -> None:
     alone = engines(lambda i: Inline(add_one))
     for engine in alone.values():
         engine.run()
-    pool = Pool(lambda owner: Inline(add_one) if worker == "inline" else OddWorker(add_one, seed=1))
-    shared = engines(pool.port)
+    shared = SharedWorker(lambda run_of: Inline(add_one) if worker == "inline" else ShufflingWorker(add_one, seed=1))
+    together = engines(shared.worker_for)
     ends: dict[int, Any] = {}
-    run_together(shared, pool, lambda run, outcome: ends.setdefault(run, outcome))
+    run_together(together, shared, lambda run, outcome: ends.setdefault(run, outcome))
     assert sorted(ends) == [0, 1, 2, 3]
     for i, engine in alone.items():
-        assert rows(shared[i]) == rows(engine)
-        assert torch.equal(shared[i].coordinator.model, engine.coordinator.model)
+        assert rows(together[i]) == rows(engine)
+        assert torch.equal(together[i].coordinator.model, engine.coordinator.model)
         assert ends[i].reason == "seconds"
 
 
-def test_what_all_runs_need_is_asked_for_at_once_and_everyone_is_known() -> None:
-    asked: list[int] = []
+def test_the_results_that_all_runs_need_are_collected_together() -> None:
+    collected: list[int] = []
     owners: set[int] = set()
 
-    class Asked(Inline):
+    class RecordingWorker(Inline):
         def collect(self, tickets: Collection[int]) -> Any:
-            asked.append(len(tickets))
+            collected.append(len(tickets))
             return super().collect(tickets)
 
-    def make(owner: Any) -> Asked:
+    def make(run_of: Any) -> RecordingWorker:
         def train(job: Job) -> Any:
-            owners.add(owner(job))
+            owners.add(run_of(job))
             return add_one(job)
 
-        return Asked(train)
+        return RecordingWorker(train)
 
-    pool = Pool(make)
-    run_together(engines(pool.port), pool, lambda run, outcome: None)
-    assert asked[0] == 4
+    shared = SharedWorker(make)
+    run_together(engines(shared.worker_for), shared, lambda run, outcome: None)
+    assert collected[0] == 4
     assert owners == {0, 1, 2, 3}
 
 
-def test_a_run_that_fails_leaves_the_others_going() -> None:
-    pool = Pool(lambda owner: Inline(add_one))
-    runs = engines(pool.port)
+def test_a_run_that_fails_does_not_stop_the_others() -> None:
+    shared = SharedWorker(lambda run_of: Inline(add_one))
+    runs = engines(shared.worker_for)
 
     def broken(*_: Any) -> Any:
         raise RunError("no")
 
-    runs[1].coordinator.strategy = type("Broken", (), {"on_event": broken})()
+    runs[1].coordinator.driver.strategy = type("Broken", (), {"on_event": broken})()
     ends: dict[int, Any] = {}
-    run_together(runs, pool, lambda run, outcome: ends.setdefault(run, outcome))
+    run_together(runs, shared, lambda run, outcome: ends.setdefault(run, outcome))
     assert isinstance(ends[1], RunError)
     assert [ends[i].reason for i in (0, 2, 3)] == ["seconds"] * 3
 
 
-def test_a_failed_job_is_its_own_runs() -> None:
-    def train(owner: Any, job: Job) -> Any:
-        if owner(job) == 0 and job.client == 2:
+def test_a_failed_job_affects_its_own_run_only() -> None:
+    def train(run_of: Any, job: Job) -> Any:
+        if run_of(job) == 0 and job.client == 2:
             raise ValueError("spoilt")
         return add_one(job)
 
-    def make(owner: Any) -> Inline:
-        return Inline(lambda job: train(owner, job))
+    def make(run_of: Any) -> Inline:
+        return Inline(lambda job: train(run_of, job))
 
-    pool = Pool(make)
-    runs = engines(pool.port)
-    run_together(runs, pool, lambda run, outcome: None)
+    shared = SharedWorker(make)
+    runs = engines(shared.worker_for)
+    run_together(runs, shared, lambda run, outcome: None)
     refused = [sum(row[2] == "refuse" for row in rows(engine)) for engine in runs.values()]
     assert refused[0] > 0
     assert refused[1:] == [0, 0, 0]
 
 
-def test_answers_nobody_asked_for_are_dropped() -> None:
+def test_unknown_answers_are_dropped() -> None:
     class Noisy(Inline):
         def collect(self, tickets: Collection[int]) -> Any:
             return [*super().collect(tickets), Failure(10**6, "whose?"), "rubbish"]
 
-    pool = Pool(lambda owner: Noisy(add_one))
-    runs = engines(pool.port)
+    shared = SharedWorker(lambda run_of: Noisy(add_one))
+    runs = engines(shared.worker_for)
     ends: dict[int, Any] = {}
-    run_together(runs, pool, lambda run, outcome: ends.setdefault(run, outcome))
+    run_together(runs, shared, lambda run, outcome: ends.setdefault(run, outcome))
     assert [ends[i].reason for i in range(4)] == ["seconds"] * 4
