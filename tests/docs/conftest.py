@@ -5,7 +5,8 @@ from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))  # command_line: how the command line is called
+sys.path.insert(0, str(Path(__file__).parents[1] / "cli"))  # command_line: calls the command line
+sys.path.insert(0, str(Path(__file__).parents[2] / "docs" / "site"))  # the generator of docs/reference
 
 
 @pytest.fixture(autouse=True)

@@ -1,15 +1,16 @@
-"""The pages of docs/reference, made from the code: what `offbeat --help` and `offbeat list` say, and docstrings."""
+"""Generate the pages of docs/reference from help texts, settings and docstrings: run by `make docs`."""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 
 import click
 import typer
 from python_names import names_of
-from run_files import COLUMNS, FACTS, FILES, KINDS
+from run_files import COLUMNS, FACTS, FILES, ROW_KINDS
 
 import offbeat.testing
 from offbeat.cli import app, unescape_brackets
@@ -23,8 +24,8 @@ from offbeat.scenario.partition import Split
 from offbeat.training.evaluation import Survey
 from offbeat.training.trainer import Training
 
-COMMAND = "OFFBEAT_RENDER=1 pytest tests/docs/test_reference.py"
-MADE = f"<!-- made from the code by {COMMAND} -->\n"
+FOLDER = Path(__file__).resolve().parents[1] / "reference"
+NOTICE = "<!-- generated from the code by make docs -->\n"
 
 
 def rendered() -> dict[str, str]:
@@ -37,7 +38,8 @@ def rendered() -> dict[str, str]:
         "runs": runs,
     }
     return {
-        name: MADE + "\n" + re.sub(r"\n{3,}", "\n\n", "\n".join(page())).rstrip() + "\n" for name, page in pages.items()
+        name: NOTICE + "\n" + re.sub(r"\n{3,}", "\n\n", "\n".join(page())).rstrip() + "\n"
+        for name, page in pages.items()
     }
 
 
@@ -59,16 +61,15 @@ def code(text: str) -> str:
 
 
 def verbs() -> Iterator[str]:
-    yield "# Verbs\n"
+    yield "# Commands\n"
     yield (
-        "What `offbeat VERB --help` says, for every verb. A mistake is one line on standard error: exit status 2 "
-        "for what was\n"
-        "asked, 1 for what went wrong, 130 for Ctrl-C.\n"
+        "The output of `offbeat COMMAND --help` for every command. Errors are one line on standard error. The exit "
+        "status is 2 for\ninvalid input, 1 for failures and 130 for Ctrl-C.\n"
     )
     root = typer.main.get_command(app)
     assert isinstance(root, click.Group)
     yield table(
-        ["verb", "what it does"], [[f"[{n}](#offbeat-{n.replace(' ', '-')})", _first(c)] for n, c in _commands(root)]
+        ["command", "description"], [[f"[{n}](#offbeat-{n.replace(' ', '-')})", _first(c)] for n, c in _commands(root)]
     )
     for name, command in _commands(root):
         yield from _verb(name, command)
@@ -127,21 +128,17 @@ def _prose(text: str) -> str:
 def experiment() -> Iterator[str]:
     yield "# Fields of an experiment\n"
     yield (
-        "An experiment file is YAML with these fields; each may be left out. `--set FIELD=VALUE` and `--set "
-        "FIELD.SETTING=VALUE` change one\n"
-        "on the command line, `offbeat.Experiment(...)` takes them in Python, `offbeat run FILE --dry-run` prints "
-        "all of them as they are resolved, and\n"
-        "`offbeat new experiment NAME` writes a commented file to start from.\n"
+        "An experiment file is YAML with these fields, all optional. `--set FIELD=VALUE` and `--set "
+        "FIELD.SETTING=VALUE` change one\non the command line, `offbeat.Experiment(...)` sets them in Python, `offbeat run FILE --dry-run` "
+        "prints the resolved values, and\n`offbeat new experiment NAME` writes a commented file.\n"
     )
     yield _settings(Experiment)
     yield (
-        "Where one of several is chosen by its name ([what there is to choose from](choices.md), "
-        "[strategies](strategies.md)), write the name alone, or a section\n"
-        "with its settings: `strategy: {name: fedbuff, k: 5}`. `FILE.py:Name`, seen from the file, is [code of your "
-        "own](../how-to/own-code.md).\n\n"
-        "A file may also have `methods`, which `offbeat compare` then runs: a list (`[fedbuff(k=2), orthofl]`), or "
-        "labels with what they mean\n"
-        "([settings in a comparison](../how-to/sweeps.md)).\n"
+        "For a field with several choices ([choices](choices.md), [strategies](strategies.md)), write the name, or a "
+        "section with its\nsettings: `strategy: {name: fedbuff, k: 5}`. `FILE.py:Name`, relative to the file, is "
+        "[your own code](../how-to/own-code.md).\n\n"
+        "A file may also have `methods` for `offbeat compare`: a list (`[fedbuff(k=2), orthofl]`), or a mapping of "
+        "labels to methods\n([settings in a comparison](../how-to/sweeps.md)).\n"
     )
     for name, section in {"training": Training, "split": Split, "survey": Survey}.items():
         yield f"## {name}\n"
@@ -149,19 +146,18 @@ def experiment() -> Iterator[str]:
         yield _settings(section)
     yield "## until and target\n"
     yield (
-        "`until` ends a run at whatever comes first: virtual seconds (`3600s`, `60m`, `2h`, `1d`), accepted updates "
-        "(`500updates`), or a metric on the evaluation\n"
-        "grid (`3600s,acc=0.9`; never alone, since it may not come). `target` (`acc=0.9`) ends nothing: tables say "
-        "when it was reached.\n"
+        "`until` ends a run at the first of its limits: virtual seconds (`3600s`, `60m`, `2h`, `1d`), accepted "
+        "updates (`500updates`), or\na metric on the evaluation grid (`3600s,acc=0.9`; never alone, because a run may not "
+        "reach it). `target` (`acc=0.9`) does not\nend a run: tables show when it was reached.\n"
     )
 
 
 def _settings(cls: type) -> str:
     rows = []
     for each in describe_settings(cls):
-        default = "(must be given)" if each.default is None else code(each.default)
+        default = "(required)" if each.default is None else code(each.default)
         rows.append([code(each.name), default, _plain(each.meaning), _plain(each.allowed)])
-    return table(["name", "default", "meaning", "may be"], rows) if rows else "It has no settings.\n"
+    return table(["name", "default", "meaning", "allowed values"], rows) if rows else "No settings.\n"
 
 
 def _plain(text: str) -> str:
@@ -169,8 +165,8 @@ def _plain(text: str) -> str:
 
 
 def choices() -> Iterator[str]:
-    yield "# What there is to choose from\n"
-    yield "As `offbeat list KIND NAME` tells it; [worlds](../worlds.md) and [data](../data.md) have more words on it.\n"
+    yield "# Choices\n"
+    yield "The output of `offbeat list KIND NAME`. [Worlds](../worlds.md) and [data](../data.md) explain them.\n"
     for kind, word in KINDS.items():
         if kind in ("strategies", "presets"):
             continue
@@ -179,7 +175,7 @@ def choices() -> Iterator[str]:
         for name, cls in registry(kind).items():
             yield from _choice(name, cls)
     yield "## Staleness\n"
-    yield "A setting of many strategies: what an update counts that is `u` versions old.\n"
+    yield "A setting of many strategies: the weight of an update that is `u` versions old.\n"
     for name, cls in CHOICES["staleness"].items():
         yield from _choice(name, cls)
 
@@ -191,22 +187,21 @@ def _choice(name: str, cls: type) -> Iterator[str]:
 
 
 def strategies() -> Iterator[str]:
-    found = registry("strategies")
+    classes = registry("strategies")
     yield "# Strategies and their settings\n"
     yield (
-        f"All {len(found)}, as `offbeat list strategies NAME` tells them. Each has [a page](../strategies/README.md) "
-        "with its rule in our words, its deviations from the paper, and results. In Python\n"
-        "they are classes of `offbeat`; `fedbuff(k=5)` on the command line and in files is `offbeat.FedBuff(k=5)` "
-        "there.\n"
+        f"All {len(classes)} strategies, as printed by `offbeat list strategies NAME`. Each has [a "
+        "page](../strategies/README.md) with its rule, its\ndeviations from the paper, and results. `fedbuff(k=5)` on "
+        "the command line and in files is `offbeat.FedBuff(k=5)` in Python.\n"
     )
     yield table(
         ["name", "in Python", "mode", "server keeps per client", "client uploads"],
         [
             [f"[{n}](#{n})", code(c.__name__), *(str(getattr(c.about, k)) for k in ("mode", "keeps", "uploads"))]
-            for n, c in found.items()
+            for n, c in classes.items()
         ],
     )
-    for name, cls in found.items():
+    for name, cls in classes.items():
         yield f"## {name}\n"
         yield f"{paper_of(cls)} [More](../strategies/{SHARED_PAGES.get(name, name)}.md).\n"
         yield _settings(cls)
@@ -217,14 +212,14 @@ def strategies() -> Iterator[str]:
 
 def python() -> Iterator[str]:
     yield "# Python\n"
-    yield "The public names, with their docstrings. [A study in Python](../how-to/python.md) shows them at work.\n"
+    yield "The public names with their docstrings. [A study in Python](../how-to/python.md) shows how to use them.\n"
     methods = {cls.__name__ for cls in registry("strategies").values()}
     names = [
         n for n in offbeat.__all__ if n not in methods and not n.startswith("__") and n not in ("presets", "testing")
     ]
     yield "## offbeat\n"
     listed = ", ".join(map(code, sorted(methods)))
-    yield f"And the strategies, each with [its settings](strategies.md): {listed}.\n"
+    yield f"Strategies, with [settings](strategies.md): {listed}.\n"
     yield from names_of(offbeat, names)
     yield "## offbeat.core.protocol\n"
     yield _prose(inspect.getdoc(protocol) or "") + "\n"
@@ -235,24 +230,34 @@ def python() -> Iterator[str]:
 
 
 def runs() -> Iterator[str]:
-    yield "# Files of a run, tables of a trace\n"
-    yield "A run is one folder. `offbeat show` reads it; nothing in it is secret to other programs.\n"
-    yield table(["file", "what it holds"], [[code(name), meaning] for name, meaning in FILES.items()])
+    yield "# Files of a run and tables of a trace\n"
+    yield "A run is one folder that `offbeat show` and other programs can read.\n"
+    yield table(["file", "content"], [[code(name), meaning] for name, meaning in FILES.items()])
     yield (
         "A comparison is a folder with one such folder for each method and seed (`fedbuff-seed0`), "
-        "`comparison.json` (what is compared), `figure.png`, `partition.png` and `report.html`.\n"
+        "`comparison.json` (its methods and seeds), `figure.png`, `partition.png` and `report.html`.\n"
     )
     yield "## run.sqlite\n"
     yield (
-        "`seq` runs through all tables, in the order in which things happened. Times are virtual seconds (of a live\n"
-        "run: seconds since it began), clients are numbers.\n"
+        "`seq` numbers the rows of all tables in the order of events. Times are virtual seconds (in a live run:\n"
+        "seconds since its start). Clients are numbers.\n"
     )
     for name, columns in COLUMNS.items():
         yield f"### {name}\n"
-        yield table(["column", "what it holds"], [[code(column), meaning] for column, meaning in columns.items()])
+        yield table(["column", "content"], [[code(column), meaning] for column, meaning in columns.items()])
         if name == "trace":
-            yield "What `kind` may be:\n"
-            yield table(["kind", "what happened"], [[code(kind), meaning] for kind, meaning in KINDS.items()])
+            yield "Values of `kind`:\n"
+            yield table(["kind", "event"], [[code(kind), meaning] for kind, meaning in ROW_KINDS.items()])
         if name == "facts":
             yield table(["key", "value"], [[code(key), meaning] for key, meaning in FACTS.items()])
-    yield "[Reading a trace](../how-to/reading-a-trace.md) has queries.\n"
+    yield "[Read a trace](../how-to/reading-a-trace.md) shows queries.\n"
+
+
+def write_pages() -> None:
+    """Write every page to docs/reference."""
+    for name, text in rendered().items():
+        (FOLDER / f"{name}.md").write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write_pages()

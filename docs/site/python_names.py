@@ -1,4 +1,4 @@
-"""Public names of a module as Markdown: signature, docstring, fields with the comments beside them, methods."""
+"""Render public names of a module as Markdown: signatures, docstrings, fields with their comments, methods."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from dataclasses import is_dataclass
 from types import FunctionType, ModuleType
 from typing import Any
 
-# modules whose constants the public ones hand on
-HOMES = ("offbeat.testing.laws", "offbeat.testing.event_scripts", "offbeat.testing.law_runner")
+# modules that define constants which public modules export
+CONSTANT_MODULES = ("offbeat.testing.laws", "offbeat.testing.event_scripts", "offbeat.testing.law_runner")
 
 
 def names_of(module: ModuleType, names: Iterable[str]) -> Iterator[str]:
@@ -24,13 +24,13 @@ def names_of(module: ModuleType, names: Iterable[str]) -> Iterator[str]:
             yield from _class(value)
         elif isinstance(value, FunctionType):
             yield _fenced(_signature(name, value))
-            yield _said(value)
+            yield _docstring(value)
         else:
             yield _fenced(_assigned(module, name))
 
 
 def _class(cls: type) -> Iterator[str]:
-    yield _said(cls)
+    yield _docstring(cls)
     fields = _fields(cls)
     if fields:
         yield _fenced(f"class {cls.__name__}:\n" + textwrap.indent(fields, "    "))
@@ -45,58 +45,58 @@ def _class(cls: type) -> Iterator[str]:
     yield ""
 
 
-def _said(value: Any) -> str:
-    """Paragraphs; what is indented in it is code."""
-    said = inspect.getdoc(value) or ""
-    if said.startswith(f"{getattr(value, '__name__', '')}("):  # a dataclass that says nothing: its signature
+def _docstring(value: Any) -> str:
+    """Return the docstring as Markdown; indented parts are code."""
+    text = inspect.getdoc(value) or ""
+    if text.startswith(f"{getattr(value, '__name__', '')}("):  # a dataclass without a docstring has its signature
         return ""
-    return said.replace("<", "\\<") + "\n"
+    return text.replace("<", "\\<") + "\n"
 
 
 def _signature(name: str, function: FunctionType, *, drop_self: bool = False) -> str:
-    """As it is written in the file, so that types are the names their authors gave them."""
+    """Return the signature as written in the source, with the names of types."""
     node = ast.parse(textwrap.dedent(inspect.getsource(function))).body[0]
     assert isinstance(node, ast.FunctionDef)
-    given = node.args
-    if drop_self and given.args:
-        given.args = given.args[1:]
+    arguments = node.args
+    if drop_self and arguments.args:
+        arguments.args = arguments.args[1:]
     returned = (
         f" -> {ast.unparse(node.returns)}" if node.returns is not None and function.__name__ != "__init__" else ""
     )
-    line = f"{name}({ast.unparse(given)}){returned}"
-    return line if len(line) <= 100 or drop_self else _broken(name, given, returned)
+    line = f"{name}({ast.unparse(arguments)}){returned}"
+    return line if len(line) <= 100 or drop_self else _broken(name, arguments, returned)
 
 
-def _broken(name: str, given: ast.arguments, returned: str) -> str:
-    parts = re.split(r", (?=\*|\w+(?::|=|$))", ast.unparse(given))
+def _broken(name: str, arguments: ast.arguments, returned: str) -> str:
+    parts = re.split(r", (?=\*|\w+(?::|=|$))", ast.unparse(arguments))
     return f"{name}(\n" + "".join(f"    {part},\n" for part in parts) + f"){returned}"
 
 
 def _fields(cls: type) -> str:
-    """Annotated names of the class body, with the comments that belong to them."""
+    """Return the annotated names of a class with their comments."""
     lines = textwrap.dedent(inspect.getsource(cls)).splitlines()
     body = ast.parse("\n".join(lines)).body[0]
     assert isinstance(body, ast.ClassDef)
-    kept: list[str] = []
+    lines_of_fields: list[str] = []
     for node in body.body:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name) or node.target.id[0] == "_":
             continue
         first = node.lineno - 1
         while lines[first - 1].strip().startswith("#"):
             first -= 1
-        kept += lines[first : node.end_lineno]
-    return textwrap.dedent("\n".join(kept))
+        lines_of_fields += lines[first : node.end_lineno]
+    return textwrap.dedent("\n".join(lines_of_fields))
 
 
 def _assigned(module: ModuleType, name: str) -> str:
-    """The statement that makes it, where its module has one."""
-    for home in (module, *(sys.modules[name] for name in HOMES)):
+    """Return the statement that assigns the name."""
+    for home in (module, *(sys.modules[name] for name in CONSTANT_MODULES)):
         source = inspect.getsource(home)
         for node in ast.parse(source).body:
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             if any(isinstance(target, ast.Name) and target.id == name for target in targets):
                 return "\n".join(source.splitlines()[node.lineno - 1 : node.end_lineno])
-    raise LookupError(f"{name} of {module.__name__}: no statement makes it in any of {', '.join(HOMES)}")
+    raise LookupError(f"{name} of {module.__name__}: no statement assigns it in {', '.join(CONSTANT_MODULES)}")
 
 
 def _fenced(text: str) -> str:
