@@ -19,8 +19,8 @@ from offbeat.metrics.curves import Curve
 from offbeat.papers import paper_page
 from offbeat.papers.entries import find_entries, load_papers
 from offbeat.papers.evaluated_entry import NOT_RUN, MeasuredEntry, evaluate_entries
-from offbeat.papers.import_runs import identify_run, import_runs
 from offbeat.papers.measured_values import curve_stability, measure
+from offbeat.papers.run_import import identify_run, import_runs
 from offbeat.papers.run_store import PaperSetting, ReproductionStore, choose_setting
 from offbeat.scenario.data.air_quality import BeijingAir, KddAir
 

@@ -15,7 +15,6 @@ from offbeat.metrics.seed_statistics import confidence_interval
 from offbeat.papers import load_paper_preset
 from offbeat.papers.entries import FINAL_VALUE, Paper, format_number, load_papers
 from offbeat.papers.evaluated_entry import NOT_RUN, EntryResult, MeasuredEntry, StoredRuns
-from offbeat.papers.import_runs import DIGEST_LENGTH
 from offbeat.papers.measured_values import curve_stability
 from offbeat.papers.page_merge import (
     BEGIN,
@@ -29,6 +28,7 @@ from offbeat.papers.page_merge import (
     setting_line,
     summary_lines,
 )
+from offbeat.papers.run_import import DIGEST_LENGTH
 from offbeat.papers.run_store import STAND_IN, PaperSetting
 from offbeat.papers.verdict import RULE
 
