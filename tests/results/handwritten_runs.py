@@ -1,4 +1,4 @@
-"""Run folders whose traces are written by hand, for the tests of what is drawn: no training, so any size is quick."""
+"""Run folders with handwritten traces for tests of figures and pages: without training any size is fast."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ WORLD = Experiment(name="made up", clients=4, model=Linear(), partition=Iid(), u
 
 @cache
 def _identity() -> identity.Identity:
-    """Of the data, which all share."""
+    """Compute the identity of the data that all runs share."""
     return identity.compute_identity(WORLD)
 
 
-def folder(path: Path, strategy: str = "fedavg", seed: int = 0, **changes: object) -> tuple[Run, Trace]:
-    """A run folder and its trace, empty."""
+def empty_run(path: Path, strategy: str = "fedavg", seed: int = 0, **changes: object) -> tuple[Run, Trace]:
+    """Create a run folder with an empty trace."""
     experiment = replace(WORLD, strategy=REGISTRY[strategy](), seed=seed, **changes)
     run = create_run(path, experiment, world=_identity())
     return run, Trace(run.trace_file)
 
 
-def told(
+def write_run(
     path: Path,
     strategy: str = "fedavg",
     seed: int = 0,
@@ -40,10 +40,11 @@ def told(
     ended: str | None = "seconds",
     **changes: object,
 ) -> Run:
-    """Client c takes 4 + c seconds a job of ten steps, is given the next at once, and sends 100 bytes each way; the
-    accuracy rises from 0.1 to `final` within a tenth of the run.
+    """Create a run in which client c takes 4 + c seconds per job of ten steps and starts the next at once.
+
+    Each transfer has 100 bytes, and the accuracy rises from 0.1 to `final` in the first tenth of the run.
     """
-    run, trace = folder(path, strategy, seed, **changes)
+    run, trace = empty_run(path, strategy, seed, **changes)
     clients = run.experiment().clients
     ticket, version, updates = 0, 0, 0
     due = [(4.0 + c, c) for c in range(clients)]

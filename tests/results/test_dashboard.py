@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
-from handwritten_runs import folder, told
+from handwritten_runs import empty_run, write_run
 
 from offbeat.core.errors import ConfigError, RunError
 from offbeat.experiment import comparison
@@ -47,10 +47,10 @@ def home(tmp_path_factory) -> Path:
     """A run that ended, one that was stopped, one that has not begun, a comparison, and one that is damaged."""
     home = tmp_path_factory.mktemp("runs")
     ended(home / "done", "fedbuff")
-    told(home / "deeper" / "half", "fedavg", ended=None, until=_until(200.0))
-    folder(home / "fresh", "fedasync")[1].close()
+    write_run(home / "deeper" / "half", "fedavg", ended=None, until=_until(200.0))
+    empty_run(home / "fresh", "fedasync")[1].close()
     (home / "fresh" / "run.sqlite").unlink(missing_ok=True)
-    experiments = {"a<b>": told(home / "x", "fedavg").experiment()}
+    experiments = {"a<b>": write_run(home / "x", "fedavg").experiment()}
     comparison.create_comparison(home / "pair", experiments, [0])
     (home / "broken").mkdir()
     (home / "broken" / "experiment.yaml").write_text("name: [")
@@ -72,7 +72,7 @@ def ended(path: Path, strategy: str) -> None:
     from offbeat.engine.trace_file import TraceDigest
     from offbeat.experiment.run import checksums
 
-    run = told(path, strategy)
+    run = write_run(path, strategy)
     trace = Trace(run.trace_file)
     trace.digest_so_far = TraceDigest.from_database(trace.db)
     checksums.write_final_checksums(run.folder, trace, b"")
@@ -175,7 +175,7 @@ def test_a_head_has_no_body(server):
 
 
 def test_requests_change_no_file(tmp_path):
-    told(tmp_path / "run", "fedavg")
+    write_run(tmp_path / "run", "fedavg")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     with served(tmp_path) as server:
         for path in ("/", "/view?of=run", "/numbers?of=run"):
@@ -192,7 +192,7 @@ def test_an_empty_folder_says_how_to_begin(tmp_path):
 
 
 def test_the_folder_may_be_a_run_itself(tmp_path):
-    told(tmp_path / "run", "fedavg")
+    write_run(tmp_path / "run", "fedavg")
     with served(tmp_path / "run") as server:
         assert ask(server, "/view?of=.")[0] == 200
 

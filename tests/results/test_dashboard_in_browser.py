@@ -8,7 +8,7 @@ import urllib.request
 from html import escape
 
 import pytest
-from handwritten_runs import folder, told
+from handwritten_runs import empty_run, write_run
 from test_dashboard import ended, served
 from test_page_in_browser import HOSTILE, WIDTH, browsed, pytestmark  # noqa: F401
 
@@ -29,7 +29,7 @@ def test_an_empty_store_says_how_to_begin(tmp_path):
 
 def test_a_list_refreshes_itself(tmp_path, monkeypatch):
     home = tmp_path / "runs"
-    told(home / "first", "fedavg")
+    write_run(home / "first", "fedavg")
     with served(home) as server:
         calls, entries = [], server.run_index.entries
 
@@ -61,7 +61,7 @@ def test_runs_beside_each_other_are_drawn(tmp_path, width):
 
 def test_curves_of_a_running_run_grow_without_a_reload(tmp_path, monkeypatch):
     home = tmp_path / "runs"
-    run, trace = folder(home / "run", "fedbuff", until=Until(seconds=100.0))
+    run, trace = empty_run(home / "run", "fedbuff", until=Until(seconds=100.0))
     for point in range(3):
         trace.add(float(point), "dispatch", 0, 0, point)
         trace.metrics(float(point), 0, point, {"acc": point / 10, "loss": 1.0})
@@ -91,7 +91,7 @@ def test_curves_of_a_running_run_grow_without_a_reload(tmp_path, monkeypatch):
 
 def test_a_run_that_has_not_begun_is_waited_for(tmp_path):
     home = tmp_path / "runs"
-    experiment = told(tmp_path / "made", "fedavg").experiment()
+    experiment = write_run(tmp_path / "made", "fedavg").experiment()
     comparison.create_comparison(home / "pair", {"fedavg": experiment}, [0])
     with served(home) as server:
         document, console = browsed(f"{server.address}view?of=pair", tmp_path)
@@ -101,7 +101,7 @@ def test_a_run_that_has_not_begun_is_waited_for(tmp_path):
 
 def test_names_that_mean_harm_stay_names(tmp_path):
     home = tmp_path / "runs"
-    experiment = told(tmp_path / "made", "fedavg").experiment()
+    experiment = write_run(tmp_path / "made", "fedavg").experiment()
     comparison.create_comparison(home / "<img src=x onerror=alert(1)>", {HOSTILE: experiment}, [0])
     with served(home) as server:
         document, console = browsed(server.address, tmp_path)

@@ -1,4 +1,4 @@
-"""Figures for a paper: their formats, their letters, and that nothing covers anything."""
+"""Figures for a paper: formats, font sizes, and no overlapping text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import matplotlib
 import numpy as np
 import pytest
-from handwritten_runs import TARGET, told
+from handwritten_runs import TARGET, write_run
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 
 from offbeat.core.errors import ConfigError
@@ -23,7 +23,7 @@ HOSTILE = "$\\frac{$<script>alert(1)</script> and a name that goes on and on and
 def ten(tmp_path_factory):
     home = tmp_path_factory.mktemp("ten")
     runs = {
-        name: [told(home / f"{name}{seed}", name, seed, 0.9 - i / 50, target=TARGET) for seed in range(2)]
+        name: [write_run(home / f"{name}{seed}", name, seed, 0.9 - i / 50, target=TARGET) for seed in range(2)]
         for i, name in enumerate(TEN)
     }
     runs[HOSTILE] = runs.pop("safa")
@@ -31,7 +31,7 @@ def ten(tmp_path_factory):
 
 
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])
-def test_every_format_by_the_ending_of_its_name(ten, tmp_path, ending, start):
+def test_the_suffix_selects_the_format_of_each_figure(ten, tmp_path, ending, start):
     for kind in figures.FIGURE_KINDS:
         path = tmp_path / f"{kind}.{ending}"
         figures.save_figure(ten, path, kind)
@@ -46,7 +46,7 @@ def test_the_same_figure_is_the_same_file(ten, tmp_path):
         assert one.read_bytes() == other.read_bytes()
 
 
-def test_an_ending_or_a_kind_that_is_unknown_is_one_line(ten, tmp_path):
+def test_unknown_suffixes_and_kinds_are_refused(ten, tmp_path):
     with pytest.raises(ConfigError, match=r"x\.docx: a figure's file name must end in \.pdf, \.svg or \.png"):
         figures.save_figure(ten, Path("x.docx"))
     with pytest.raises(ConfigError, match="unknown kind of figure 'curve': did you mean 'curves'"):
@@ -56,7 +56,7 @@ def test_an_ending_or_a_kind_that_is_unknown_is_one_line(ten, tmp_path):
 
 @pytest.fixture(params=figures.FIGURE_KINDS)
 def drawn(request, ten):
-    """A figure, laid out, and all its letters that are seen."""
+    """A figure after layout, and its visible texts."""
     with matplotlib.rc_context(figure_style.RC_PARAMS):
         figure = figures.DRAW_BY_KIND[request.param](ten)
         FigureCanvasAgg(figure)
@@ -68,7 +68,7 @@ def drawn(request, ten):
 
 
 def _unseen(axes):
-    """Words of a place that stays empty, and labels of ticks that are not drawn, since they lie outside of an axis."""
+    """Yield texts of invisible axes, and labels of ticks outside the axis limits."""
     if not axes.get_visible():
         yield from axes.findobj(matplotlib.text.Text)
     for axis, limits in ((axes.xaxis, axes.get_xlim()), (axes.yaxis, axes.get_ylim())):
@@ -77,11 +77,11 @@ def _unseen(axes):
                 yield from (tick.label1, tick.label2)
 
 
-def test_no_letter_is_smaller_than_seven_points(drawn):
+def test_no_text_is_smaller_than_seven_points(drawn):
     assert min(text.get_fontsize() for text, _ in drawn[1]) >= 7
 
 
-def test_it_is_as_wide_as_a_column_or_a_page_and_no_letter_lies_outside(drawn):
+def test_a_figure_has_the_width_of_a_column_or_a_page_and_contains_all_text(drawn):
     figure, texts = drawn
     assert figure.get_figwidth() in (3.4, 7.0)
     width, height = figure.get_size_inches() * figure.dpi
@@ -90,7 +90,7 @@ def test_it_is_as_wide_as_a_column_or_a_page_and_no_letter_lies_outside(drawn):
         assert inside, text.get_text()
 
 
-def test_no_word_covers_another(drawn):
+def test_no_text_covers_another(drawn):
     for (one, a), (other, b) in combinations(drawn[1], 2):
         apart = a.x1 <= b.x0 + 1 or b.x1 <= a.x0 + 1 or a.y1 <= b.y0 + 1 or b.y1 <= a.y0 + 1
         assert apart, (one.get_text(), other.get_text())
@@ -113,7 +113,7 @@ def test_every_method_has_its_timeline_over_the_whole_run(ten):
     assert (first, last) == ("bern", "3")  # by name where there is one
 
 
-def test_losses_and_absences_are_seen_in_a_timeline():
+def test_failures_and_absences_are_visible_in_a_timeline():
     layers = {name: np.zeros((1, timelines.BINS)) for name in ("work", "away", "arrived", "failed")}
     layers["away"][0, 0] = 1
     layers["work"][0, 1] = layers["arrived"][0, 2] = layers["failed"][0, 3] = 1

@@ -8,7 +8,7 @@ from html.parser import HTMLParser
 
 import pytest
 import torch
-from handwritten_runs import TARGET, folder, told
+from handwritten_runs import TARGET, empty_run, write_run
 from test_palette import contrast
 
 from offbeat.experiment.data_assignment import ClassCounts
@@ -57,7 +57,7 @@ class Read(HTMLParser):
 def found(tmp_path_factory):
     home = tmp_path_factory.mktemp("page")
     runs = {
-        name: [told(home / f"{name}{seed}", name, seed, 0.9 - i / 10, target=TARGET) for seed in range(2)]
+        name: [write_run(home / f"{name}{seed}", name, seed, 0.9 - i / 10, target=TARGET) for seed in range(2)]
         for i, name in enumerate(("fedavg", "fedbuff"))
     }
     runs[HOSTILE] = runs.pop("fedbuff")
@@ -114,7 +114,7 @@ def test_it_shows_settings_seeds_versions_and_commands(read):
 
 def test_only_settings_of_all_methods_are_shared(tmp_path):
     """Swept settings are listed with each method."""
-    runs = {name: [told(tmp_path / name, "fedavg", clients=int(name))] for name in ("3", "4")}
+    runs = {name: [write_run(tmp_path / name, "fedavg", clients=int(name))] for name in ("3", "4")}
     own, rest = page.render_page(series.collect_series(runs, "a sweep"), PageContent()).split("Shared settings")
     assert "; clients: 3</td>" in own
     assert "; clients: 4</td>" in own
@@ -153,7 +153,7 @@ def test_text_has_enough_contrast_in_light_and_dark(paper):
 
 def test_a_page_of_ten_methods_three_seeds_and_a_hundred_clients_is_under_two_megabytes(tmp_path):
     names = ("fedavg", "fedasync", "fedbuff", "orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass", "safa", "mifa")
-    runs = {name: [told(tmp_path / f"{name}{s}", name, s, clients=100) for s in range(3)] for name in names}
+    runs = {name: [write_run(tmp_path / f"{name}{s}", name, s, clients=100) for s in range(3)] for name in names}
     big = series.collect_series(runs, "big")
     held = ClassCounts(list(range(100)), torch.randint(1000, (100, 10)))
     text = page.render_page(big, PageContent(result_warnings.find_warnings(big), class_counts=held))
@@ -161,7 +161,7 @@ def test_a_page_of_ten_methods_three_seeds_and_a_hundred_clients_is_under_two_me
 
 
 def test_a_run_that_has_just_started_has_a_page_and_figures(tmp_path):
-    run, trace = folder(tmp_path / "new")
+    run, trace = empty_run(tmp_path / "new")
     trace.add(0.0, "dispatch", 0, 0, 0)
     trace.close()
     for name in ("x.html", "x.pdf", "x.png"):
@@ -172,7 +172,7 @@ def test_a_run_that_has_just_started_has_a_page_and_figures(tmp_path):
 
 
 def test_the_page_of_a_run_has_every_part(tmp_path):
-    run = told(tmp_path / "run", "fedbuff")
+    run = write_run(tmp_path / "run", "fedbuff")
     report.draw_figure_or_page(run, tmp_path / "run.html")
     read = Read((tmp_path / "run.html").read_text())
     assert {

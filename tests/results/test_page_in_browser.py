@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from handwritten_runs import TARGET, folder, told
+from handwritten_runs import TARGET, empty_run, write_run
 
 from offbeat.experiment.data_assignment import ClassCounts
 from offbeat.results import page, report, result_warnings, series
@@ -131,7 +131,7 @@ def many(tmp_path_factory):
     home = tmp_path_factory.mktemp("many")
     names = ("fedavg", "fedasync", "fedbuff", "orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass", "safa", "mifa")
     runs = {
-        name: [told(home / f"{name}{s}", name, s, 0.9 - i / 50, clients=30, target=TARGET) for s in range(2)]
+        name: [write_run(home / f"{name}{s}", name, s, 0.9 - i / 50, clients=30, target=TARGET) for s in range(2)]
         for i, name in enumerate(names)
     }
     runs[HOSTILE] = runs.pop("mifa")
@@ -196,11 +196,11 @@ def test_a_script_that_is_not_its_own_does_not_run(many):
 @pytest.mark.parametrize("state", ["just begun", "still going on", "one run"])
 def test_runs_in_every_state_have_a_page_without_errors(tmp_path, state):
     if state == "just begun":
-        run, trace = folder(tmp_path / "run")
+        run, trace = empty_run(tmp_path / "run")
         trace.add(0.0, "dispatch", 0, 0, 0)
         trace.close()
     else:
-        run = told(tmp_path / "run", "fedbuff", ended=None if state == "still going on" else "seconds")
+        run = write_run(tmp_path / "run", "fedbuff", ended=None if state == "still going on" else "seconds")
     report.draw_figure_or_page(run, tmp_path / "page.html")
     document, console = opened(tmp_path / "page.html")
     assert console == []

@@ -1,4 +1,4 @@
-"""Which colour a method has: always the same, and one that can be told from the others."""
+"""Colours of methods are constant and distinguishable."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from handwritten_runs import told
+from handwritten_runs import write_run
 
 from offbeat.core.errors import DataError
 from offbeat.experiment import build, data_assignment
@@ -48,7 +48,7 @@ def test_the_suffix_selects_the_format(tmp_path: Path, ending: str, start: bytes
 
 
 def test_results_have_a_page_if_the_data_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    run = told(tmp_path / "run")
+    run = write_run(tmp_path / "run")
     assert report.try_class_counts(run) is not None
 
     def gone(experiment: Experiment) -> ClassCounts:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from handwritten_runs import TARGET, folder, told
+from handwritten_runs import TARGET, empty_run, write_run
 
 from offbeat.core.errors import RunError
 from offbeat.metrics.seed_statistics import quantiles_of_counts
@@ -14,8 +14,8 @@ from offbeat.results import series
 @pytest.fixture
 def both(tmp_path):
     runs = {
-        "fedavg": [told(tmp_path / "a0", final=0.8), told(tmp_path / "a1", seed=1, final=0.9)],
-        "fedbuff": [told(tmp_path / "b0", "fedbuff", final=0.7)],
+        "fedavg": [write_run(tmp_path / "a0", final=0.8), write_run(tmp_path / "a1", seed=1, final=0.9)],
+        "fedbuff": [write_run(tmp_path / "b0", "fedbuff", final=0.7)],
     }
     return series.collect_series(runs, "two")
 
@@ -36,18 +36,18 @@ def test_it_can_be_drawn_against_updates_and_bytes(both):
 
 
 def test_of_a_run_that_ended_early_the_last_value_stands(tmp_path):
-    short, trace = folder(tmp_path / "short")
+    short, trace = empty_run(tmp_path / "short")
     trace.metrics(0, 0, 0, {"acc": 0.1})
     trace.metrics(4, 0, 0, {"acc": 0.2})
     trace.close()
-    long = told(tmp_path / "long", seed=1, final=0.8)
+    long = write_run(tmp_path / "long", seed=1, final=0.8)
     method = series.collect_series({"fedavg": [short, long]}, "").methods[0]
     assert method.band("acc").low[-1] == 0.2
     assert method.band("acc").mean[-1] == pytest.approx(0.5)
 
 
 def test_what_is_no_number_is_left_out_of_the_mean(tmp_path):
-    broken, trace = folder(tmp_path / "broken")
+    broken, trace = empty_run(tmp_path / "broken")
     trace.metrics(0, 0, 0, {"acc": 0.1})
     trace.metrics(100, 0, 0, {"acc": float("nan")})
     trace.close()
@@ -63,12 +63,12 @@ def test_the_axis_begins_at_the_worst_mean_after_a_quarter_of_the_run(both):
 
 
 def test_the_target_is_within_the_axis(tmp_path):
-    found = series.collect_series({"fedavg": [told(tmp_path / "a", final=0.75, target=TARGET)]}, "")
+    found = series.collect_series({"fedavg": [write_run(tmp_path / "a", final=0.75, target=TARGET)]}, "")
     assert series.metric_axis_limits(found) == pytest.approx((0.745, 0.855))  # 0.75 to 0.85, and 0.005
 
 
 def test_clients_are_in_the_order_of_their_speed_and_may_have_names(tmp_path):
-    found = series.collect_series({"fedavg": [told(tmp_path / "a")]}, "", {2: "bern"})
+    found = series.collect_series({"fedavg": [write_run(tmp_path / "a")]}, "", {2: "bern"})
     assert found.clients == [0, 1, 2, 3]  # 4, 5, 6 and 7 seconds a job
     assert [found.client_name(c) for c in found.clients] == ["0", "1", "bern", "3"]
     assert found.methods[0].accepted == [{0: 25, 1: 20, 2: 16, 3: 14}]
@@ -76,22 +76,22 @@ def test_clients_are_in_the_order_of_their_speed_and_may_have_names(tmp_path):
 
 def test_pictures_of_many_methods_show_fewer_clients_each(tmp_path, monkeypatch):
     monkeypatch.setattr(series, "MAX_LANES", 60)
-    runs = {name: [told(tmp_path / name, name, clients=50)] for name in ("fedavg", "fedbuff", "fedasync")}
+    runs = {name: [write_run(tmp_path / name, name, clients=50)] for name in ("fedavg", "fedbuff", "fedasync")}
     found = series.collect_series(runs, "")
     assert [len(method.lanes.clients) for method in found.methods] == [20, 20, 20]
     assert len(found.clients) == 50
 
 
 def test_runs_that_have_not_begun_are_left_out(tmp_path):
-    waiting, _ = folder(tmp_path / "waiting", seed=1)
-    found = series.collect_series({"fedavg": [told(tmp_path / "a"), waiting], "fedbuff": [waiting]}, "")
+    waiting, _ = empty_run(tmp_path / "waiting", seed=1)
+    found = series.collect_series({"fedavg": [write_run(tmp_path / "a"), waiting], "fedbuff": [waiting]}, "")
     assert [(m.name, m.seeds) for m in found.methods] == [("fedavg", [0])]
     with pytest.raises(RunError, match="no run has started"):
         series.collect_series({"fedbuff": [waiting]}, "")
 
 
 def test_a_pooled_method_has_a_lane_of_its_own(tmp_path):
-    runs = {"fedavg": [told(tmp_path / "a")], "global": [told(tmp_path / "g", "global")]}
+    runs = {"fedavg": [write_run(tmp_path / "a")], "global": [write_run(tmp_path / "g", "global")]}
     found = series.collect_series(runs, "")
     assert found.clients == [0, 1, 2, 3]
     assert found.methods[1].lanes.clients == [0]

@@ -1,4 +1,4 @@
-"""Who worked when: every client's lane over the whole run, from a trace whose answer is known."""
+"""Lanes of client activity, from a trace with known answers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def trace():
     return made.db
 
 
-def test_work_covers_the_bins_it_took(trace):
+def test_work_covers_the_bins_of_a_job(trace):
     work = timelines.read_lanes(trace, [0, 1, 2], END).work
     assert (work[0, :20] == 1).all()  # 10, 2.5 and 7.5 seconds in a row
     assert (work[0, 20:30] == 0).all()  # lost, and away
@@ -43,7 +43,7 @@ def test_work_covers_the_bins_it_took(trace):
     assert work[2].sum() == 0
 
 
-def test_a_bin_that_is_worked_in_for_a_part_has_that_share(trace):
+def test_a_partly_covered_bin_has_a_share(trace):
     work = timelines.read_lanes(trace, [1], 3 * END).work[
         0
     ]  # bins of 3 seconds: 50 is two thirds into bin 16, 60 begins bin 20
@@ -52,14 +52,14 @@ def test_a_bin_that_is_worked_in_for_a_part_has_that_share(trace):
     assert work[20] == pytest.approx(0)
 
 
-def test_absences_are_told_from_waiting(trace):
+def test_absences_differ_from_waiting(trace):
     away = timelines.read_lanes(trace, [0, 1, 2], END).away
     assert np.flatnonzero(away[0]).tolist() == list(range(20, 30))  # since it was lost
     assert np.flatnonzero(away[1]).tolist() == [*range(50), *range(100, 200)]
     assert away[2].sum() == 0
 
 
-def test_what_arrived_and_what_came_to_nothing(trace):
+def test_arrived_updates_and_failed_jobs_are_counted(trace):
     read = timelines.read_lanes(trace, [0, 1, 2], END)
     assert np.flatnonzero(read.arrived[0]).tolist() == [10, 12]
     assert np.flatnonzero(read.failed[0]).tolist() == [20]
@@ -67,13 +67,13 @@ def test_what_arrived_and_what_came_to_nothing(trace):
     assert np.flatnonzero(read.failed[1]).tolist() == [60]
 
 
-def test_clients_are_sorted_by_what_a_step_takes_them(trace):
+def test_clients_are_sorted_by_seconds_per_step(trace):
     # client 0: 10/5 and 2.5/5 seconds a step, the median is 1.25; client 1: 10/5
     assert timelines.step_seconds(trace) == {0: 1.25, 1: 2.0}
     assert timelines.sort_by_speed([0, 1, 2, 3], [{0: 9.0, 1: 2.0}, {1: 2.0, 3: 1.0}]) == [3, 1, 0, 2]
 
 
-def test_of_many_some_are_shown_from_the_fastest_to_the_slowest():
+def test_a_sample_of_clients_includes_the_fastest_and_the_slowest():
     assert timelines.sample_clients(range(1000), 4) == [0, 250, 500, 999]
     assert timelines.sample_clients([5, 3], 4) == [5, 3]
     assert timelines.sample_clients([], 4) == []

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
-from handwritten_runs import END, folder, told
+from handwritten_runs import END, empty_run, write_run
 
 from offbeat.core.errors import ConfigError
 from offbeat.results import tracking as track
@@ -132,7 +132,7 @@ def _module(monkeypatch, name: str, **inside: Any) -> None:
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
 def test_every_point_is_told_with_settings_and_what_came_out(request, tmp_path, name):
     heard: Heard = request.getfixturevalue(name)
-    run = told(tmp_path / "run", "fedbuff")
+    run = write_run(tmp_path / "run", "fedbuff")
     run.model_file.write_bytes(b"")  # the run is at its end
     one = TrackedRun(run, "run", None, TrackerChoice(name))
     with pytest.MonkeyPatch.context() as patch:
@@ -157,7 +157,7 @@ def test_every_point_is_told_with_settings_and_what_came_out(request, tmp_path, 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
 def test_after_a_resume_no_point_is_told_twice_and_none_is_left_out(request, tmp_path, name):
     heard: Heard = request.getfixturevalue(name)
-    run, trace = folder(tmp_path / "run")
+    run, trace = empty_run(tmp_path / "run")
     first = TrackedRun(run, "run", None, TrackerChoice(name))
     first.send_new_points()  # there is no trace yet
     for point in range(3):
@@ -179,7 +179,7 @@ def test_after_a_resume_no_point_is_told_twice_and_none_is_left_out(request, tmp
 
 
 def test_notes_are_told_as_the_mean_since_the_point_before(tensorboard, tmp_path):
-    run, trace = folder(tmp_path / "run")
+    run, trace = empty_run(tmp_path / "run")
     trace.note(0.5, None, {"kappa": 1.0})
     trace.note(0.7, None, {"kappa": 3.0})
     trace.metrics(1.0, 0, 2, {"acc": 0.1})
@@ -192,7 +192,7 @@ def test_notes_are_told_as_the_mean_since_the_point_before(tensorboard, tmp_path
 
 
 def test_where_it_is_written_can_be_said(tensorboard, mlflow, wandb, tmp_path):
-    run = told(tmp_path / "run", ended=None)
+    run = write_run(tmp_path / "run", ended=None)
     for word in (f"tensorboard:{tmp_path / 'logs'}", f"mlflow:{tmp_path / 'store'}", "wandb:team/project"):
         (choice,) = track.parse_trackers([word])
         TrackedRun(run, "c/run", "c", choice).send_new_points()
@@ -207,7 +207,7 @@ def test_where_it_is_written_can_be_said(tensorboard, mlflow, wandb, tmp_path):
 
 def test_one_that_fails_is_warned_of_once_and_the_rest_goes_on(wandb, tensorboard, tmp_path, monkeypatch, caplog):
     monkeypatch.setattr(track, "POLL_SECONDS", 0.01)
-    runs = {str(i): told(tmp_path / str(i), ended=None) for i in range(3)}
+    runs = {str(i): write_run(tmp_path / str(i), ended=None) for i in range(3)}
 
     def init(**given):
         raise ConnectionError("no\nnetwork")
@@ -225,7 +225,7 @@ def test_one_that_does_not_answer_is_left_behind(tensorboard, tmp_path, monkeypa
     monkeypatch.setattr(track, "CLOSE_SECONDS", 0.05)
     forever = threading.Event()
     monkeypatch.setattr(TrackedRun, "send_new_points", lambda self: forever.wait())
-    with track_runs({"run": told(tmp_path / "run")}, None, ["tensorboard"]):
+    with track_runs({"run": write_run(tmp_path / "run")}, None, ["tensorboard"]):
         pass
     forever.set()
     assert "does not respond" in caplog.text

@@ -92,7 +92,7 @@ def is_beyond(cell: str) -> bool:
     return cell.startswith("> ")
 
 
-WHOLE, ONE_DIGIT, TWO_DIGITS, THREE_DIGITS, FOUR_DIGITS = (number_formatter(f".{digits}f") for digits in range(5))
+WHOLE, FIXED_1, FIXED_2, FIXED_3, FIXED_4 = (number_formatter(f".{digits}f") for digits in range(5))
 SHARE, SCIENTIFIC, AREA = number_formatter(".0%"), number_formatter(".2e"), number_formatter(".4g")
 METRIC = number_formatter(".3f", missing="nan")  # shows that a model diverged
 
@@ -100,68 +100,40 @@ METRIC = number_formatter(".3f", missing="nan")  # shows that a model diverged
 # ---------------------------------------------------------------- the list
 
 
+Place = tuple[str, NumberFormatter]  # heading and format
+
+
 def _measure(
-    key: str,
-    better: Direction | None = None,
-    read: Reader | None = None,
-    spread: str | None = None,
-    table: Placement | None = None,
-    page: Placement | None = None,
-    line: Placement | None = None,
+    key: str, better: Direction | None = None, read: Reader | None = None, spread: str | None = None, **places: Place
 ) -> Measure:
     """Make a measure that reads the field of `Summary` with the same name, unless `read` is given."""
+    table, page, line = (Placement(*places[name]) if name in places else None for name in ("table", "page", "line"))
     return Measure(key, read or attrgetter(key), better, spread, table=table, page=page, line=line)
 
 
+def _group_measure(key: str, group: str, place: TablePlace, heading: str) -> Measure:
+    """Make a measure of the headline metric over a group of clients."""
+    column, line = Placement(heading, FIXED_3), Placement(f"{{metric}} of the {heading}", FIXED_4)
+    table, page = (column, None) if place == "table" else (None, column)
+    return Measure(key, lambda s: s.of_group(group), "metric", table=table, page=page, line=line)
+
+
+TIME = number_formatter(".0f", " s", missing="not reached")
 MEASURES: tuple[Measure, ...] = (
-    _measure("final", "metric", lambda s: s.metrics.get(s.headline, nan), "spread", table=Placement("{final}", METRIC)),
-    _measure(
-        "slowest",
-        "metric",
-        lambda s: s.of_group(SLOWEST),
-        table=Placement("slowest ¼", THREE_DIGITS),
-        line=Placement("{metric} of the slowest ¼", FOUR_DIGITS),
-    ),
-    _measure(
-        "best",
-        "metric",
-        spread="best_spread",
-        page=Placement("best", METRIC),
-        line=Placement("best {metric}", FOUR_DIGITS),
-    ),
-    _measure(
-        "active",
-        "metric",
-        lambda s: s.of_group(ACTIVE),
-        page=Placement("active", THREE_DIGITS),
-        line=Placement("{metric} of the active", FOUR_DIGITS),
-    ),
-    _measure(
-        "stragglers",
-        "metric",
-        lambda s: s.of_group(STRAGGLERS),
-        page=Placement("stragglers", THREE_DIGITS),
-        line=Placement("{metric} of the stragglers", FOUR_DIGITS),
-    ),
-    _measure(
-        "variance",
-        "less",
-        page=Placement("variance", SCIENTIFIC),
-        line=Placement("variance between the two", SCIENTIFIC),
-    ),
-    _measure(
-        "forgetting",
-        "less",
-        page=Placement("forgetting", THREE_DIGITS),
-        line=Placement("forgetting of the slowest ¼", FOUR_DIGITS),
-    ),
-    _measure("aulc", "metric", page=Placement("AULC (days)", AREA), line=Placement("area under {metric} × days", AREA)),
+    _measure("final", "metric", lambda s: s.metrics.get(s.headline, nan), "spread", table=("{final}", METRIC)),
+    _group_measure("slowest", SLOWEST, "table", "slowest ¼"),
+    _measure("best", "metric", spread="best_spread", page=("best", METRIC), line=("best {metric}", FIXED_4)),
+    _group_measure("active", ACTIVE, "page", "active"),
+    _group_measure("stragglers", STRAGGLERS, "page", "stragglers"),
+    _measure("variance", "less", page=("variance", SCIENTIFIC), line=("variance between the two", SCIENTIFIC)),
+    _measure("forgetting", "less", page=("forgetting", FIXED_3), line=("forgetting of the slowest ¼", FIXED_4)),
+    _measure("aulc", "metric", page=("AULC (days)", AREA), line=("area under {metric} × days", AREA)),
     Measure(
         "relative_time",
         None,
         "less",
-        table=Placement("relative time", TWO_DIGITS, target=False),
-        page=Placement("relative time", TWO_DIGITS),
+        table=Placement("relative time", FIXED_2, target=False),
+        page=Placement("relative time", FIXED_2),
     ),
     Measure(
         "time_to_target",
@@ -169,36 +141,25 @@ MEASURES: tuple[Measure, ...] = (
         "less",
         reached="reached",
         restricted="restricted_time",
-        table=Placement("time to {target}", number_formatter(".0f", " s", missing="not reached"), target=True),
+        table=Placement("time to {target}", TIME, target=True),
     ),
     Measure("speedup", None, "more", table=Placement("speed-up", number_formatter(".2f", "×"), target=True)),
-    _measure("seconds", line=Placement("{clock} seconds", WHOLE)),
+    _measure("seconds", line=("{clock} seconds", WHOLE)),
     _measure(
-        "staleness",
-        read=attrgetter("staleness_mean"),
-        table=Placement("staleness", ONE_DIGIT),
-        line=Placement("staleness, mean", TWO_DIGITS),
+        "staleness", read=attrgetter("staleness_mean"), table=("staleness", FIXED_1), line=("staleness, mean", FIXED_2)
     ),
-    _measure("staleness_max", line=Placement("staleness, maximum", WHOLE)),
-    _measure("bytes_moved", "less", lambda s: s.bytes_down + s.bytes_up, table=Placement("moved", _format_size)),
-    _measure("bytes_down", "less", line=Placement("downloaded", _format_size)),
-    _measure("bytes_up", "less", line=Placement("uploaded", _format_size)),
-    _measure("clients", line=Placement("clients", WHOLE)),
-    _measure("idle_share", "less", table=Placement("idle", SHARE), line=Placement("idle", SHARE)),
-    _measure("updates", table=Placement("updates", WHOLE), line=Placement("updates", WHOLE)),
-    _measure("versions", line=Placement("versions", WHOLE)),
-    _measure("server_bytes", "less", line=Placement("server memory", _format_size)),
-    _measure(
-        "server_seconds",
-        "less",
-        page=Placement("server seconds", TWO_DIGITS),
-        line=Placement("server seconds", TWO_DIGITS),
-    ),
-    _measure("wall_seconds", "less", line=Placement("host seconds", ONE_DIGIT)),
-    *(
-        _measure(key, "less", line=Placement(key, format_failures))
-        for key in ("rejected", "lost", "late", "duplicates")
-    ),
+    _measure("staleness_max", line=("staleness, maximum", WHOLE)),
+    _measure("bytes_moved", "less", lambda s: s.bytes_down + s.bytes_up, table=("moved", _format_size)),
+    _measure("bytes_down", "less", line=("downloaded", _format_size)),
+    _measure("bytes_up", "less", line=("uploaded", _format_size)),
+    _measure("clients", line=("clients", WHOLE)),
+    _measure("idle_share", "less", table=("idle", SHARE), line=("idle", SHARE)),
+    _measure("updates", table=("updates", WHOLE), line=("updates", WHOLE)),
+    _measure("versions", line=("versions", WHOLE)),
+    _measure("server_bytes", "less", line=("server memory", _format_size)),
+    _measure("server_seconds", "less", page=("server seconds", FIXED_2), line=("server seconds", FIXED_2)),
+    _measure("wall_seconds", "less", line=("host seconds", FIXED_1)),
+    *(_measure(key, "less", line=(key, format_failures)) for key in ("rejected", "lost", "late", "duplicates")),
 )
 
 

@@ -29,15 +29,14 @@ BUFFERING_STRATEGIES = (*AVERAGING_STRATEGIES, FedBuff, CA2FL, FedPSA)  # a vers
 IdleEnd = Literal["work", "left", "back", "end"]
 
 ROWS_QUERY = """
-SELECT seq, now, kind, client, ticket, version, base_version, steps, examples, detail FROM trace
-UNION ALL SELECT seq, now, 'commit', NULL, NULL, version, NULL, NULL, NULL, NULL FROM commits ORDER BY seq
+SELECT now, kind, client, ticket, version, base_version, steps, examples, detail, seq FROM trace
+UNION ALL SELECT now, 'commit', NULL, NULL, version, NULL, NULL, NULL, NULL, seq FROM commits ORDER BY seq
 """
 
 
 class TraceRow(NamedTuple):
     """A row of the trace, or a commit."""
 
-    seq: int
     now: float
     kind: str
     client: int | None
@@ -145,8 +144,8 @@ class ClientTimeline:
 
 def read_client_timeline(db: sqlite3.Connection, client: int) -> ClientTimeline:
     reader = _TimelineReader(client)
-    for row in map(TraceRow._make, db.execute(ROWS_QUERY)):
-        reader.add_row(row)
+    for *fields, _ in db.execute(ROWS_QUERY):
+        reader.add_row(TraceRow(*fields))
     last = db.execute("SELECT MAX(now) FROM (SELECT now FROM trace UNION ALL SELECT now FROM metrics)").fetchone()[0]
     return reader.finish(float(last or 0.0))
 

@@ -65,7 +65,7 @@ class MethodRuns:
 
     @property
     def pooled(self) -> bool:
-        """Whether one client holds all data."""
+        """True if one client holds all data."""
         return is_pooled(self.experiments[0].strategy)
 
     @property

@@ -204,7 +204,7 @@ def _draw_heat_maps(
 def _method_title(method: str, settings: Sequence[SweptSetting], results: Sequence[CombinationResult]) -> str:
     """Return the method's name with the swept settings that it does not have."""
     keys = {key for r in results if r.point.method == method for key, _ in r.point.settings}
-    missing = [setting.path[-1] for setting in settings if setting.key not in keys]
+    missing = [setting.key.rpartition(".")[2] for setting in settings if setting.key not in keys]
     return escape_text(method + (f" (has no {' and no '.join(missing)})" if missing else ""))
 
 

@@ -221,7 +221,7 @@ def rank_table(ranks: Ranks) -> ResultTable:
 
 @dataclass(frozen=True)
 class SingleRun:
-    """One run, or one saved simulation, with its summary."""
+    """The summary of a run or a saved simulation."""
 
     folder: str
     strategy: str

@@ -48,7 +48,7 @@ class TrackerChoice:
 
 @dataclass(frozen=True)
 class TrackingMark:
-    """What a tracker has received of a run."""
+    """The part of a run that a tracker has received."""
 
     seq: int = -1  # the last row of the trace
     name: str | None = None  # the tracker's name of the run
