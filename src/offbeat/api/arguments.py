@@ -15,16 +15,13 @@ from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError, to_single_line, unknown_name
 from offbeat.core.protocol import Strategy
-from offbeat.engine.until import Target, Until, parse_until
-from offbeat.experiment.scripted.client_datasets import ClientDatasets
-from offbeat.experiment.spec.choices import CHOICES, default_choice
-from offbeat.scenario.availability import Availability
+from offbeat.engine import Target, Until, parse_until
+from offbeat.experiment.scripted import ClientDatasets
+from offbeat.experiment.spec import CHOICES, default_choice
+from offbeat.scenario import Availability, Fault
 from offbeat.scenario.delays import ConstantDelays, Delays, PerClient
-from offbeat.scenario.faults import Fault
-from offbeat.scenario.models.model_interface import seeded
-from offbeat.training.tasks import Loss, Task
-from offbeat.training.torch_state import exclusive_generators
-from offbeat.training.trainer import Training
+from offbeat.scenario.models import seeded
+from offbeat.training import Loss, Task, Training, exclusive_generators
 
 T = TypeVar("T")
 
@@ -40,10 +37,7 @@ def build_model(model: nn.Module | Callable[[int], nn.Module], seed: int) -> nn.
         return _check_module(model)
     if isinstance(model, type):
         name = model.__name__
-        raise ConfigError(
-            f"model = {name} is a class: write {name}(…), or lambda seed: {name}(…) for different initial weights per "
-            "seed"
-        )
+        raise ConfigError(f"model = {name} is a class: write {name}(…), or lambda seed: {name}(…) for weights by seed")
     if not callable(model):
         raise ConfigError(f"model = {format_value(model)}: give a torch.nn.Module, or a function of the seed")
     try:
@@ -163,13 +157,10 @@ def check_delays(delays: Delays | float | Sequence[float] | Mapping[str, float],
         return PerClient(means=_delays_by_name(delays, datasets))
     if isinstance(delays, (Sequence, np.ndarray, Tensor)) and not isinstance(delays, str):
         if len(delays) != len(datasets.train):
-            raise ConfigError(
-                f"{len(delays)} delays for {len(datasets.train)} clients: give one number, or one for each client"
-            )
+            count = len(datasets.train)
+            raise ConfigError(f"{len(delays)} delays for {count} clients: give one number, or one for each client")
         if not _numbered_from_zero(datasets):
-            raise ConfigError(
-                "a list of delays needs a list of clients: for clients with your own numbers give one number or a law"
-            )
+            raise ConfigError("a list of delays needs a list of clients: for numbered clients give one number or a law")
         return PerClient(means=tuple(_seconds(value, f"delays[{i}]") for i, value in enumerate(delays)))
     if isinstance(delays, type) or not _has_methods(delays, "delays"):
         hint = "give seconds, a list of them, or a law such as Uniform(low=10, high=100)"

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from typing import TypeVar
 
 from offbeat.core.errors import ConfigError, escape_unprintable
-from offbeat.engine.progress import Status
-from offbeat.workers.wrappers import Work
+from offbeat.engine import Status
+from offbeat.workers import Work
 
 Shares = Mapping[tuple[str, int], float]  # (method, seed) -> finished share of the run
 T = TypeVar("T")
@@ -104,7 +104,5 @@ def _progress_function(progress: bool | Callable[[T], object], argument: str) ->
     if isinstance(progress, bool):
         return None
     if isinstance(progress, type) or not callable(progress):
-        raise ConfigError(
-            f"progress = {progress!r}: pass True for a line on stderr, or a function that takes {argument}"
-        )
+        raise ConfigError(f"progress = {progress!r}: pass True, or a function that takes {argument}")
     return progress

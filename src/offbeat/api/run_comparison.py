@@ -20,22 +20,13 @@ from offbeat.api.simulation_result import Simulation, current_command
 from offbeat.api.world_options import Clients, WorldKeywords, WorldOptions, accept_world_options
 from offbeat.core.errors import ConfigError, RunError, unknown_name
 from offbeat.core.protocol import Strategy
-from offbeat.experiment.comparison import (
-    DEFAULT_REFERENCE,
-    MANIFEST,
-    Comparison,
-    RunEntry,
-    create_comparison,
-    execute_comparison,
-)
-from offbeat.experiment.run.checksums import JsonObject
-from offbeat.experiment.run.client_memory import parse_memory_limit
-from offbeat.experiment.run.execution import Run, Unfinished
-from offbeat.experiment.scripted.scripted_run import RETRY_HINT, ScriptedRun
-from offbeat.experiment.spec.choices import name_of
-from offbeat.metrics import measures
-from offbeat.results import report
-from offbeat.workers import registry
+from offbeat.experiment import DEFAULT_REFERENCE, MANIFEST, Comparison, RunEntry, create_comparison, execute_comparison
+from offbeat.experiment.run import JsonObject, Run, Unfinished, parse_memory_limit
+from offbeat.experiment.scripted import RETRY_HINT, ScriptedRun
+from offbeat.experiment.spec import name_of
+from offbeat.metrics import measure_table, summary_json
+from offbeat.results import PAGE, PAGE_SUFFIX, draw_figure_or_page, read_report, write_report
+from offbeat.workers import parse_worker
 
 log = logging.getLogger("offbeat")
 
@@ -83,20 +74,20 @@ class Compared(Comparison):
         if not by_seed:
             return [row.as_json() for row in self.rows()]
         return [
-            {"strategy": entry["strategy"], "seed": entry["seed"], **measures.summary_json(self.run(entry).summary())}
+            {"strategy": entry["strategy"], "seed": entry["seed"], **summary_json(self.run(entry).summary())}
             for entry in self.layout()
         ]
 
     def plot(self, path: str | Path, kind: str = "all") -> Path:
         """Draw the figure of the comparison; the suffix of the path selects the format (png, pdf, svg)."""
-        report.draw_figure_or_page(self, Path(path), kind)
+        draw_figure_or_page(self, Path(path), kind)
         return Path(path)
 
     def page(self, path: str | Path, reference: str | None = None) -> Path:
         """Write one self-contained HTML page."""
-        if Path(path).suffix.lower() != report.PAGE_SUFFIX:
-            raise ConfigError(f"{path}: the name of a page ends in {report.PAGE_SUFFIX}")
-        report.draw_figure_or_page(self, Path(path), reference=reference)
+        if Path(path).suffix.lower() != PAGE_SUFFIX:
+            raise ConfigError(f"{path}: the name of a page ends in {PAGE_SUFFIX}")
+        draw_figure_or_page(self, Path(path), reference=reference)
         return Path(path)
 
     def save(self, folder: str | Path) -> Path:
@@ -112,9 +103,9 @@ class Compared(Comparison):
 
     def __str__(self) -> str:
         """Return the table that 'offbeat compare' prints."""
-        content = report.read_report(self)
+        content = read_report(self)
         warnings = [f"warning: {row.strategy}, {line}" for row in content.rows for line in row.warnings]
-        return "\n".join([*_align_columns(measures.measure_table(content.rows, content.target)), *warnings])
+        return "\n".join([*_align_columns(measure_table(content.rows, content.target)), *warnings])
 
     __repr__ = __str__
 
@@ -166,7 +157,7 @@ def compare(
     if reference is not None and reference not in methods:
         raise unknown_name("method of this comparison", str(reference), methods)
     jobs = None if jobs is None else arguments.check_whole(jobs, "jobs", 1)
-    worker = str(registry.parse_worker(arguments.check_text(worker, "worker", "processes:4")))
+    worker = str(parse_worker(arguments.check_text(worker, "worker", "processes:4")))
     memory = None if client_memory is None else arguments.check_text(client_memory, "client_memory", "8GB")
     if memory is not None:
         parse_memory_limit(memory)
@@ -194,8 +185,8 @@ def compare(
     was_complete = comparison.complete
     if not was_complete:
         _execute(comparison, jobs, worker, memory, progress)
-    if out is not None and not (was_complete and (folder / report.PAGE).is_file()):
-        report.write_report(comparison, reference)
+    if out is not None and not (was_complete and (folder / PAGE).is_file()):
+        write_report(comparison, reference)
     return comparison
 
 

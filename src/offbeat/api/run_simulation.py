@@ -19,22 +19,26 @@ from offbeat.api.world_options import Clients, WorldKeywords, WorldOptions, acce
 from offbeat.core.errors import ConfigError, RunError
 from offbeat.core.protocol import Strategy
 from offbeat.core.vector import flatten
-from offbeat.engine.progress import Outcome, Status
-from offbeat.engine.trace import WALL_SECONDS, WORKER_FACT, Trace
-from offbeat.engine.trace_file import TraceDigest
-from offbeat.engine.virtual.virtual_engine import INTERRUPTED
-from offbeat.experiment import build
-from offbeat.experiment.run.client_memory import MemoryLimit, memory_facts, parse_memory_limit
-from offbeat.experiment.scripted import scripted_run
-from offbeat.experiment.scripted.client_datasets import Examples, read_client_datasets
-from offbeat.experiment.scripted.scripted_run import ScriptedRun
-from offbeat.experiment.spec.config import setting_warnings
-from offbeat.metrics import trace_summary
-from offbeat.training.tasks import Loss, Task
-from offbeat.workers import registry
+from offbeat.engine import WALL_SECONDS, WORKER_FACT, Outcome, Status, Trace, TraceDigest
+from offbeat.engine.virtual import INTERRUPTED
+from offbeat.experiment import build_engine
+from offbeat.experiment.run import MemoryLimit, memory_facts, parse_memory_limit
+from offbeat.experiment.scripted import (
+    Examples,
+    ScriptedRun,
+    experiment_of,
+    read_client_datasets,
+    read_record,
+    stored_datasets,
+    with_initial_weights,
+)
+from offbeat.experiment.spec import setting_warnings
+from offbeat.metrics import open_trace, summarize
+from offbeat.training import Loss, Task
+from offbeat.workers import AUTO, WORKERS, WorkerChoice, choose_fastest, device_of, make_worker, parse_worker, usable
 
 if TYPE_CHECKING:
-    from offbeat.experiment.run.run_folder import Run
+    from offbeat.experiment.run import Run
 
 log = logging.getLogger("offbeat")
 
@@ -104,15 +108,13 @@ def repeat(
     Raises RunError, which names what changed, unless code and data are those of the original call.
     """
     path = arguments.check_folder(folder)
-    record = scripted_run.read_record(path)
-    experiment = scripted_run.experiment_of(path, record)
-    module = scripted_run.with_initial_weights(path, arguments.build_model(model, experiment.seed))
+    record = read_record(path)
+    experiment = experiment_of(path, record)
+    module = with_initial_weights(path, arguments.build_model(model, experiment.seed))
     if clients is None:
-        datasets = scripted_run.stored_datasets(path, record)
+        datasets = stored_datasets(path, record)
         if datasets is None:
-            raise ConfigError(
-                f"{path} stores only digests of its data: give clients=, and test= or tests= if it had them"
-            )
+            raise ConfigError(f"{path} stores only digests of its data: give clients=, and test= or tests= as it had")
     else:
         datasets = read_client_datasets(clients, test, tests, arguments.parameter_dtype(module))
     if record["loss"] is not None and loss is None:
@@ -135,32 +137,29 @@ def _execute(
     out: str | Path | None,
 ) -> Simulation:
     """Execute a run in memory, or in a folder if `out` names one."""
-    choice = registry.parse_worker(arguments.check_text(worker, "worker", "processes:4"))
+    choice = parse_worker(arguments.check_text(worker, "worker", "processes:4"))
     memory = None if client_memory is None else arguments.check_text(client_memory, "client_memory", "8GB")
     limit = None if memory is None else parse_memory_limit(memory)
     with progress_line.watch_run(progress, script.experiment.until) as watch:
         if out is not None:
             return _execute_in_folder(script, arguments.check_folder(out), str(choice), memory, watch)
-        return _execute_in_memory(script, registry.usable(choice), limit, watch)
+        return _execute_in_memory(script, usable(choice), limit, watch)
 
 
 def _execute_in_memory(
-    script: ScriptedRun,
-    choice: registry.WorkerChoice,
-    limit: MemoryLimit | None,
-    watch: Callable[[Status], None] | None,
+    script: ScriptedRun, choice: WorkerChoice, limit: MemoryLimit | None, watch: Callable[[Status], None] | None
 ) -> Simulation:
     started = time.monotonic()
-    if choice == registry.AUTO and registry.WORKERS["cuda"].missing() is None:
-        choice = registry.WorkerChoice("cuda")
-    device = registry.device_of(choice)
+    if choice == AUTO and WORKERS["cuda"].missing() is None:
+        choice = WorkerChoice("cuda")
+    device = device_of(choice)
     setup, experiment = script.setup(device), script.experiment
-    if choice == registry.AUTO:
-        choice, _ = registry.choose_fastest(setup.trainer, setup.world)
+    if choice == AUTO:
+        choice, _ = choose_fastest(setup.trainer, setup.world)
     notes: list[str] = []
-    worker = registry.make_worker(choice, setup.trainer, notes.append)
+    worker = make_worker(choice, setup.trainer, notes.append)
     memory = None if limit is None else limit.open(device=device)
-    engine = build.build_engine(setup, experiment, worker=worker, memory=memory, watch=watch)
+    engine = build_engine(setup, experiment, worker=worker, memory=memory, watch=watch)
     engine.trace.set_facts({**setup.facts, WORKER_FACT: choice, **memory_facts(limit)})
     outcome = engine.run()
     engine.trace.set_facts({WALL_SECONDS: time.monotonic() - started, **outcome.costs()})
@@ -168,26 +167,31 @@ def _execute_in_memory(
         engine.trace.set_facts({WORKER_FACT: f"{choice} ({', '.join(notes)})"})
     engine.trace.flush()
     target = experiment.until.target or experiment.target
-    summary = trace_summary.summarize(engine.trace.db, experiment.population, target)
+    summary = summarize(engine.trace.db, experiment.population, target)
     return Simulation(script, outcome, summary, engine.trace)
 
 
 def _execute_in_folder(
     script: ScriptedRun, folder: Path, worker: str, memory: str | None, watch: Callable[[Status], None] | None
 ) -> Simulation:
-    from offbeat.experiment.run import execution  # needs modules that only Unix systems have
+    from offbeat.experiment.run import (  # needs modules that only Unix systems have
+        Run,
+        Unfinished,
+        create_run,
+        execute_run,
+    )
 
-    run = execution.Run(folder, script)
+    run = Run(folder, script)
     if run.scripted:
         run.check_unchanged()
         if difference := run.machine_difference():
             log.warning("%s: %s", folder, difference)
     else:
         script.setup()  # reject what cannot be built before the folder is created
-        execution.create_run(folder, script.experiment, current_command(), worker=worker, memory=memory, script=script)
+        create_run(folder, script.experiment, current_command(), worker=worker, memory=memory, script=script)
     try:
-        outcome = execution.execute_run(run, watch, worker=worker, memory=memory)
-    except execution.Unfinished as error:
+        outcome = execute_run(run, watch, worker=worker, memory=memory)
+    except Unfinished as error:
         raise RunError(f"{error}. {RESUME_HINT}") from None
     if outcome is not None and outcome.reason == INTERRUPTED:
         raise KeyboardInterrupt(f"stopped at {outcome.now:.0f} virtual seconds. {RESUME_HINT}")
@@ -198,7 +202,7 @@ def load_simulation(run: Run) -> Simulation:
     """Load a complete simulation from its folder into memory; no file stays open."""
     assert run.script is not None
     summary, trace = run.summary(), Trace()
-    with trace_summary.open_trace(run.trace_file) as db:
+    with open_trace(run.trace_file) as db:
         db.backup(trace.db)
     trace.digest_so_far = TraceDigest.from_database(trace.db)
     module = deepcopy(run.script.module)

@@ -17,16 +17,12 @@ from torch import Tensor
 
 from offbeat.api import arguments
 from offbeat.core.errors import ConfigError, RunError
-from offbeat.engine.checkpoint import write_atomically
-from offbeat.engine.progress import Outcome
-from offbeat.engine.trace import Trace
+from offbeat.engine import Outcome, Trace, write_atomically
 from offbeat.experiment import build
-from offbeat.experiment.scripted.scripted_run import ScriptedRun
-from offbeat.experiment.spec.config import Experiment
-from offbeat.metrics import trace_summary
-from offbeat.metrics.curves import Curve
-from offbeat.metrics.trace_summary import Summary
-from offbeat.workers import registry
+from offbeat.experiment.scripted import ScriptedRun
+from offbeat.experiment.spec import Experiment
+from offbeat.metrics import Curve, Summary, metric_names, read_curve
+from offbeat.workers import INLINE
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,10 +54,10 @@ class Simulation:
 
     def curve(self, metric: str) -> Curve:
         """Return a metric at each evaluation."""
-        measured = trace_summary.metric_names(self._db)
+        measured = metric_names(self._db)
         if metric not in measured:
             raise ConfigError(f"{metric!r} was not measured; {', '.join(measured)} were")
-        return trace_summary.read_curve(self._db, metric)
+        return read_curve(self._db, metric)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return the final model, for load_state_dict of your module."""
@@ -84,10 +80,9 @@ class Simulation:
 
     def save(self, folder: str | Path) -> Path:
         """Write the folder that `out=` would have created: the model, the trace, and what `repeat` needs."""
-        from offbeat.experiment.run import checksums
-        from offbeat.experiment.run.run_folder import create_run
+        from offbeat.experiment.run import create_run, write_final_checksums
 
-        worker = str(self.summary.worker or registry.INLINE).split(" (")[0].split(", then ")[-1]
+        worker = str(self.summary.worker or INLINE).split(" (")[0].split(", then ")[-1]
         memory = self.summary.client_memory
         path = arguments.check_folder(folder)
         run = create_run(path, self.experiment, current_command(), worker=worker, memory=memory, script=self.given)
@@ -96,7 +91,7 @@ class Simulation:
         except (OSError, sqlite3.Error) as error:
             raise RunError(f"cannot write to {path}: {getattr(error, 'strerror', None) or error}") from None
         model = save(self.state_dict())
-        checksums.write_final_checksums(path, self.trace, model)
+        write_final_checksums(path, self.trace, model)
         write_atomically(run.model_file, model)  # written last: the model marks the run as complete
         return path
 

@@ -13,17 +13,12 @@ from torch import nn
 from offbeat.api import arguments
 from offbeat.core.errors import unknown_name
 from offbeat.core.protocol import Strategy
-from offbeat.engine.until import Target, Until
-from offbeat.experiment.scripted.client_datasets import Examples, read_client_datasets
-from offbeat.experiment.scripted.scripted_run import ScriptedRun, make_placeholder
-from offbeat.experiment.spec.config import Experiment
-from offbeat.scenario.availability import Always, Availability
+from offbeat.engine import Target, Until
+from offbeat.experiment.scripted import Examples, ScriptedRun, make_placeholder, read_client_datasets
+from offbeat.experiment.spec import Experiment
+from offbeat.scenario import Always, Availability, Fault, Instant, Network, Static, Stream
 from offbeat.scenario.delays import Delays
-from offbeat.scenario.faults import Fault
-from offbeat.scenario.network import Instant, Network
-from offbeat.scenario.streaming import Static, Stream
-from offbeat.training.tasks import Loss, Task
-from offbeat.training.trainer import Training
+from offbeat.training import Loss, Task, Training
 
 F = TypeVar("F", bound=Callable[..., Any])
 

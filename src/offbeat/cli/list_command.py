@@ -93,7 +93,7 @@ def registry(what: str) -> Mapping[str, Any]:
         from offbeat import presets
 
         return dict.fromkeys(presets.names())
-    from offbeat.experiment.spec.choices import CHOICES
+    from offbeat.experiment.spec import CHOICES
 
     return CHOICES["data" if what == "datasets" else KINDS[what]]
 
@@ -102,7 +102,7 @@ def describe(what: str, name: str) -> dict[str, Any]:
     """Describe one name: its summary, its settings and its documentation page."""
     from inspect import getdoc
 
-    from offbeat.experiment.spec.setting_docs import describe_settings
+    from offbeat.experiment.spec import describe_settings
 
     if what == "presets":
         return _describe_preset(name)
@@ -136,12 +136,12 @@ def _strategy_entry(name: str, cls: Any) -> dict[str, Any]:
 
 def _package_entries(what: str) -> list[dict[str, Any]]:
     """List the names that installed packages add, without loading them."""
-    from offbeat.experiment.spec import choices
+    from offbeat.experiment.spec import CHOICES, ENTRY_POINT_GROUPS, package_names, package_version
 
     group = f"offbeat.{what}"
-    setting = next((setting for setting, each in choices.ENTRY_POINT_GROUPS.items() if each == group), None)
-    names = [] if setting is None else choices.package_names(setting, choices.CHOICES[setting])
-    return [{"name": n, "summary": f"from the package {choices.package_version(str(setting), n)}"} for n in names]
+    setting = next((setting for setting, each in ENTRY_POINT_GROUPS.items() if each == group), None)
+    names = [] if setting is None else package_names(setting, CHOICES[setting])
+    return [{"name": n, "summary": f"from the package {package_version(str(setting), n)}"} for n in names]
 
 
 def _summaries(what: str) -> list[dict[str, Any]]:
@@ -160,7 +160,7 @@ def _summaries(what: str) -> list[dict[str, Any]]:
 
 def _describe_preset(name: str) -> dict[str, Any]:
     from offbeat import presets
-    from offbeat.experiment.spec.setting_docs import changed_settings
+    from offbeat.experiment.spec import changed_settings
 
     preset = presets.load(name)
     compared = preset.compared or tuple(preset.methods)
@@ -177,7 +177,7 @@ def _describe_preset(name: str) -> dict[str, Any]:
 
 
 def _print_description(description: dict[str, Any]) -> None:
-    from offbeat.experiment.spec.setting_docs import to_yaml_line
+    from offbeat.experiment.spec import to_yaml_line
 
     for line in str(description["summary"]).splitlines():
         say(line)

@@ -18,8 +18,8 @@ from offbeat.core.errors import escape_unprintable, format_count
 
 if TYPE_CHECKING:
     from offbeat.core.protocol import Strategy
-    from offbeat.experiment.spec.config import Experiment
-    from offbeat.results.tables import ResultTable, TableKind
+    from offbeat.experiment.spec import Experiment
+    from offbeat.results import ResultTable, TableKind
 
 LOG_WIDTH = 200  # columns where the output is not a terminal
 
@@ -36,7 +36,7 @@ def print_json(value: object) -> None:
 
 def format_json(value: object) -> str:
     """Format a value as strict JSON, with null for NaN."""
-    from offbeat.metrics.trace_summary import without_nan
+    from offbeat.metrics import without_nan
 
     # json escapes all other control characters
     return json.dumps(without_nan(value), indent=2, allow_nan=False).replace("\x7f", "\\u007f")
@@ -46,10 +46,7 @@ def print_experiment(
     experiment: Experiment, as_json: bool, methods: Mapping[str, Strategy] | None = None, seeds: Sequence[int] = ()
 ) -> None:
     """Print an experiment file; for a comparison, precede it by comments with methods and seeds."""
-    from offbeat.experiment.spec import experiment_files
-    from offbeat.experiment.spec.choices import name_of
-    from offbeat.experiment.spec.serialization import to_values
-    from offbeat.experiment.spec.setting_docs import changed_settings, to_yaml_line
+    from offbeat.experiment.spec import changed_settings, name_of, to_values, to_yaml, to_yaml_line
 
     if as_json:
         plain = {name: to_values(strategy, "strategy") for name, strategy in (methods or {}).items()}
@@ -62,7 +59,7 @@ def print_experiment(
         say(f"# {format_count(len(methods), 'method')} × {numbers}: {runs}")
         for name, strategy in methods.items():
             say(f"#   {name}: {to_yaml_line({'name': name_of('strategy', strategy), **changed_settings(strategy)})}")
-    for line in experiment_files.to_yaml(experiment).splitlines():
+    for line in to_yaml(experiment).splitlines():
         say(line)
 
 

@@ -22,33 +22,34 @@ from offbeat.core.protocol import LocalWork, World
 from offbeat.core.strategy_contract import contract_of
 from offbeat.core.threads import one_thread
 from offbeat.core.vector import Binding, Layout, flatten
-from offbeat.engine.checkpoint import Checkpoints
-from offbeat.engine.client_store import ClientMemory
-from offbeat.engine.gate import Gate
-from offbeat.engine.trace import Trace
-from offbeat.engine.until import Until
-from offbeat.engine.virtual.virtual_engine import VirtualEngine, Watch
-from offbeat.engine.worker import Worker
+from offbeat.engine import Checkpoints, ClientMemory, Gate, Trace, Until, Worker
+from offbeat.engine.virtual import VirtualEngine, Watch
 from offbeat.experiment import model_card, speed_groups
 from offbeat.experiment.data_assignment import arrival_order, assign_examples, owner_names
 from offbeat.experiment.spec.config import Experiment, is_pooled
-from offbeat.metrics import client_names, trace_summary
-from offbeat.scenario.availability import Always
+from offbeat.metrics import DIRECTIONS, names_fact
+from offbeat.scenario import Always, ExampleCounts, Instant, SimulatedWorld, Static, result_modifier
 from offbeat.scenario.data import load
 from offbeat.scenario.delays import ConstantDelays
-from offbeat.scenario.example_counts import ExampleCounts
-from offbeat.scenario.faults import result_modifier
-from offbeat.scenario.network import Instant
-from offbeat.scenario.simulated_world import SimulatedWorld
-from offbeat.scenario.streaming import Static
-from offbeat.training.client_data import ClientData
-from offbeat.training.evaluation import SLOW_CLASSES, SLOWEST, ClientTests, Evaluator, Surveyor, check_model
-from offbeat.training.sensitivity import make_probe
-from offbeat.training.tasks import TASKS, Classification, Loss, Metric, Task, as_task
-from offbeat.training.torch_state import exclusive_generators
-from offbeat.training.trainer import Trainer
-from offbeat.workers.inline import Inline
-from offbeat.workers.wrappers import FaultyWorker
+from offbeat.training import (
+    SLOW_CLASSES,
+    SLOWEST,
+    TASKS,
+    Classification,
+    ClientData,
+    ClientTests,
+    Evaluator,
+    Loss,
+    Metric,
+    Surveyor,
+    Task,
+    Trainer,
+    as_task,
+    check_model,
+    exclusive_generators,
+    make_probe,
+)
+from offbeat.workers import FaultyWorker, Inline
 
 DEFAULT_EVALUATIONS = 50  # evaluations of a run without evaluate_every
 MAX_ASSUMED_ACTIVE = 1000  # limit of concurrently active clients for the default evaluation interval
@@ -112,7 +113,7 @@ def setup(experiment: Experiment, device: str = "cpu") -> Setup:
         tests = None if tests is None else tests.to(device)
     assembled = assemble(module, clients, evaluator, experiment, task, tests)
     facts = {"data": data.summary, "evaluated": experiment.evaluate, **model_card.model_facts(module, data)}
-    names = client_names.names_fact(owner_names(experiment, data, assigned))
+    names = names_fact(owner_names(experiment, data, assigned))
     return replace(assembled, facts={**assembled.facts, **facts, **names})
 
 
@@ -175,7 +176,7 @@ def assemble(
     counts = clients.num_examples
     world = World(model=model, layout=layout, clients=_initial_counts(simulated_world), seed=seed, probe=probe)
     every = experiment.evaluate_every or _default_interval(experiment.until, simulated_world, counts)
-    facts = {trace_summary.DIRECTIONS: json.dumps(metric_directions(evaluator.metrics))}
+    facts = {DIRECTIONS: json.dumps(metric_directions(evaluator.metrics))}
     return Setup(module, world, simulated_world, trainer, evaluator, every, surveyor, client_tests, facts)
 
 
@@ -232,10 +233,8 @@ def _build_surveyor(
 def _require_tests(tests: ClientData | None) -> ClientData:
     if tests is not None:
         return tests
-    raise ConfigError(
-        "evaluate = 'clients': not every client has its own test examples; set split: {train: 0.6, validation: 0.2}, or "
-        "use data whose owners have test examples"
-    )
+    hint = "set split: {train: 0.6, validation: 0.2}, or use data whose owners have test examples"
+    raise ConfigError(f"evaluate = 'clients': not every client has its own test examples; {hint}")
 
 
 def _check_recordings(experiment: Experiment, clients: ClientData) -> None:
@@ -249,9 +248,7 @@ def _check_precision(module: nn.Module) -> None:
     """Reject 16-bit parameters: in a sum of a thousand such models, further ones change nothing."""
     dtype = flatten(module).dtype
     if dtype not in (torch.float32, torch.float64):
-        raise ConfigError(
-            f"the model's parameters are {dtype}: keep them in float32, and use torch.autocast in forward for speed"
-        )
+        raise ConfigError(f"the model's parameters are {dtype}: use float32, and torch.autocast in forward for speed")
 
 
 def _check_targets(experiment: Experiment, measured: Sequence[Metric]) -> None:

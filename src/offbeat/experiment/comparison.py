@@ -17,21 +17,16 @@ from pathlib import Path
 from typing import TypedDict
 
 from offbeat.core.errors import ConfigError, RunError, escape_unprintable, unknown_name
-from offbeat.engine.checkpoint import write_atomically
-from offbeat.engine.progress import Status
-from offbeat.engine.until import Target
-from offbeat.engine.virtual.virtual_engine import INTERRUPTED
+from offbeat.engine import Status, Target, write_atomically
+from offbeat.engine.virtual import INTERRUPTED
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run import identity, parallel_runs, pooled_runs, run_lock
 from offbeat.experiment.run.checksums import JsonObject
 from offbeat.experiment.scripted.scripted_run import ScriptedRun
 from offbeat.experiment.spec import methods
 from offbeat.experiment.spec.config import Experiment
-from offbeat.metrics import curves
-from offbeat.metrics.measures import MethodRow, average_over_seeds, speed_up
-from offbeat.metrics.trace_summary import Summary
-from offbeat.workers import registry
-from offbeat.workers.wrappers import Work
+from offbeat.metrics import MethodRow, Summary, average_over_seeds, curves, speed_up
+from offbeat.workers import Work, registry
 
 log = logging.getLogger("offbeat")
 
@@ -192,10 +187,8 @@ def create_comparison(
     if not experiments or not seeds:
         raise ConfigError("a comparison needs at least one strategy and one seed")
     if (folder / MANIFEST).exists():
-        raise ConfigError(
-            f"{folder} already holds a comparison: 'offbeat {Comparison(folder).verb} --resume {folder}' completes "
-            "it; or choose another --out"
-        )
+        resume = f"offbeat {Comparison(folder).verb} --resume {folder}"
+        raise ConfigError(f"{folder} already holds a comparison: resume it with '{resume}', or choose another --out")
     if runs.Run(folder).experiment_file.exists() or runs.Run(folder).scripted:
         raise ConfigError(f"{folder} already holds a run: choose another --out")
     against = reference if reference in experiments else next(iter(experiments))

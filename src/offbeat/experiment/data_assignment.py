@@ -9,11 +9,10 @@ from torch import Tensor
 
 from offbeat.core.computed_rows import evenly_spaced
 from offbeat.experiment.spec.config import Experiment
-from offbeat.metrics.client_names import client_label
-from offbeat.scenario import partition
+from offbeat.metrics import client_label
+from offbeat.scenario import Stream, partition
 from offbeat.scenario.data import Dataset, load
 from offbeat.scenario.partition import Natural
-from offbeat.scenario.streaming import Stream
 
 MAX_SHOWN_CLIENTS = 2000  # limit of clients in a heat map
 

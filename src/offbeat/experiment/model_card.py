@@ -14,7 +14,7 @@ from torch import nn
 from offbeat.core.errors import RunError
 from offbeat.experiment.spec.choices import name_of
 from offbeat.experiment.spec.config import Experiment
-from offbeat.experiment.spec.setting_docs import changed_settings, to_yaml_line
+from offbeat.experiment.spec.setting_docs import changed_settings
 from offbeat.scenario.data import Dataset
 
 if TYPE_CHECKING:
@@ -68,9 +68,9 @@ def with_metadata(model: bytes, metadata: dict[str, str]) -> bytes:
 
 def _stored_facts(run: Run) -> dict[str, str]:
     """Read the facts that were stored when the run started; runs of scripts store none."""
-    from offbeat.metrics import trace_summary
+    from offbeat.metrics import open_trace
 
-    with trace_summary.open_trace(run.trace_file) as db:
+    with open_trace(run.trace_file) as db:
         stored = db.execute("SELECT value FROM facts WHERE key = ?", (FACT,)).fetchone()
     try:
         return {str(key): str(text) for key, text in json.loads(stored[0]).items()} if stored else {}
@@ -79,6 +79,8 @@ def _stored_facts(run: Run) -> dict[str, str]:
 
 
 def _describe_choice(experiment: Experiment, setting: str) -> str:
+    from offbeat.experiment.spec.yaml_text import to_yaml_line
+
     value = getattr(experiment, setting)
     changed = {key: v for key, v in changed_settings(value).items() if key != "weights"}  # a local path
     return to_yaml_line({"name": name_of(setting, value), **changed})

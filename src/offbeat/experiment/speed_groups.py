@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from offbeat.core.protocol import LocalWork
+from offbeat.scenario import SimulatedWorld
 from offbeat.scenario.data import Dataset
-from offbeat.scenario.simulated_world import SimulatedWorld
-from offbeat.training.client_data import ClientData
-from offbeat.training.evaluation import ACTIVE, SLOWEST, STRAGGLERS, Evaluator, Survey, Surveyor
+from offbeat.training import ACTIVE, SLOWEST, STRAGGLERS, ClientData, Evaluator, Survey, Surveyor
 
 ON_TEST, ON_TRAINING = "test examples", "training examples"
 

@@ -1,1 +1,5 @@
-"""Execution of runs, and run folders."""
+"""Run folders and the execution of runs."""
+
+from offbeat._lazy import lazy_exports
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -15,9 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import RunError
-from offbeat.engine.checkpoint import write_atomically
-from offbeat.engine.trace import Trace
-from offbeat.engine.trace_file import open_read_only, verified_digest
+from offbeat.engine import Trace, open_read_only, verified_digest, write_atomically
 from offbeat.experiment.spec import user_code
 
 JsonObject = dict[str, Any]

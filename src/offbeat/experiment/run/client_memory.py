@@ -14,9 +14,7 @@ from pathlib import Path
 import torch
 
 from offbeat.core.errors import ConfigError, RunError
-from offbeat.engine import slot_files
-from offbeat.engine.checkpoint import Checkpoints
-from offbeat.engine.client_store import ClientMemory
+from offbeat.engine import Checkpoints, ClientMemory, has_slot_files, remove_slot_files
 from offbeat.experiment.run import checksums
 
 UNITS = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
@@ -49,10 +47,7 @@ def parse_memory_limit(text: str) -> MemoryLimit:
     written = SIZE_PATTERN.fullmatch(size)
     units = {name.lower(): bytes_ for name, bytes_ in UNITS.items()}
     if written is None or written[2].lower() not in units:
-        raise ConfigError(
-            f"client memory {text!r}: write a size with its unit, such as 8GB or 500MB; append :half to store 16 "
-            "bits per number"
-        )
+        raise ConfigError(f"client memory {text!r}: write a size with its unit, such as 8GB, 500MB or 8GB:half")
     most = int(float(written[1]) * units[written[2].lower()])
     if most < 1:
         raise ConfigError(f"client memory {text!r}: must be more than 0")
@@ -77,15 +72,15 @@ def open_memory(folder: Path, limit: MemoryLimit | None, device: torch.device | 
     """Open the client memory of a run; None if there is neither a limit nor a file of an earlier execution."""
     checkpoint = folder / "checkpoint"
     if not Checkpoints(checkpoint).exist():
-        slot_files.remove_slot_files(checkpoint)  # left by an execution that wrote no checkpoint
+        remove_slot_files(checkpoint)  # left by an execution that wrote no checkpoint
     if limit is None:  # a checkpoint may still refer to files
-        return ClientMemory(folder=checkpoint, device=device) if slot_files.has_slot_files(checkpoint) else None
+        return ClientMemory(folder=checkpoint, device=device) if has_slot_files(checkpoint) else None
     return limit.open(checkpoint, device)
 
 
 def remove_memory_files(folder: Path) -> None:
     """Remove the files of client memory of a complete run."""
-    slot_files.remove_slot_files(folder / "checkpoint")
+    remove_slot_files(folder / "checkpoint")
 
 
 def resume_limit(folder: Path, text: str | None) -> MemoryLimit | None:
@@ -96,8 +91,6 @@ def resume_limit(folder: Path, text: str | None) -> MemoryLimit | None:
     limit = parse_memory_limit(text)
     half = before is not None and before.half
     if limit.half != half:
-        raise ConfigError(
-            f"client memory {text!r}: the run stores client state in {'16 bits' if half else 'full precision'}; that "
-            "cannot change on resume"
-        )
+        stored = "16 bits" if half else "full precision"
+        raise ConfigError(f"client memory {text!r}: the run stores {stored}, which cannot change on resume")
     return limit

@@ -19,38 +19,38 @@ from safetensors.torch import save
 from torch import Tensor
 
 from offbeat.core.errors import CheckpointError, OffbeatError, RunError
-from offbeat.engine.checkpoint import Checkpoints, write_atomically
-from offbeat.engine.client_store import ClientMemory
-from offbeat.engine.progress import Outcome
-from offbeat.engine.trace import WALL_SECONDS, WORKER_FACT, Trace
-from offbeat.engine.virtual.virtual_engine import INTERRUPTED, VirtualEngine, Watch
-from offbeat.engine.worker import Worker
+from offbeat.engine import (
+    WALL_SECONDS,
+    WORKER_FACT,
+    Checkpoints,
+    ClientMemory,
+    Outcome,
+    Trace,
+    Worker,
+    write_atomically,
+)
+from offbeat.engine.virtual import INTERRUPTED, VirtualEngine, Watch
 from offbeat.experiment import build
 from offbeat.experiment.run import checksums, client_memory, run_lock
-from offbeat.experiment.run.run_folder import COMPARISON, Run, create_run
+from offbeat.experiment.run.run_folder import COMPARISON as COMPARISON
+from offbeat.experiment.run.run_folder import Run as Run
+from offbeat.experiment.run.run_folder import create_run as create_run
 from offbeat.experiment.spec.config import Experiment
-from offbeat.metrics import trace_summary
-from offbeat.workers import registry
-from offbeat.workers.wrappers import CountingWorker, Work
+from offbeat.metrics import open_trace
+from offbeat.workers import (
+    AUTO,
+    CountingWorker,
+    Work,
+    WorkerChoice,
+    choose_fastest,
+    device_of,
+    make_worker,
+    parse_worker,
+    recorded_choice,
+    usable,
+)
 
 log = logging.getLogger("offbeat")
-
-
-__all__ = [
-    "COMPARISON",
-    "OpenRun",
-    "Run",
-    "Unfinished",
-    "open_run",
-    "last_worker",
-    "create_run",
-    "execute_run",
-    "interrupt_on_signals",
-    "describe_failure",
-    "errors_as_unfinished",
-    "choose_auto_worker",
-    "raise_failures",
-]
 
 
 class Unfinished(RunError):
@@ -62,9 +62,8 @@ def raise_failures(failed: Mapping[Path, Exception]) -> None:
     for folder, error in failed.items():
         if not isinstance(error, (OffbeatError, OSError, sqlite3.Error)):
             raise error  # a bug in offbeat or in user code: keep its traceback
-        raise Unfinished(
-            describe_failure(folder, error) + (f" (and {len(failed) - 1} more)" if len(failed) > 1 else "")
-        )
+        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        raise Unfinished(f"{describe_failure(folder, error)}{more}")
 
 
 def describe_failure(folder: Path, error: Exception) -> str:
@@ -90,7 +89,7 @@ def execute_run(
     with open_run(run, worker, memory) as opened:
         if opened is None:
             return None
-        computing = registry.make_worker(opened.worker_choice, opened.setup.trainer, opened.record_worker_note)
+        computing = make_worker(opened.worker_choice, opened.setup.trainer, opened.record_worker_note)
         if work is not None:
             computing = CountingWorker(computing, work)
         engine = opened.build_engine(computing, watch, checkpoint_every)
@@ -108,7 +107,7 @@ class OpenRun:
     run: Run
     experiment: Experiment
     setup: build.Setup
-    worker_choice: registry.WorkerChoice
+    worker_choice: WorkerChoice
     trace: Trace
     memory: ClientMemory | None  # None without a limit
     facts: Mapping[str, object]
@@ -175,10 +174,10 @@ def open_run(run: Run, worker: str | None = None, memory: str | None = None) -> 
             return
         run_lock.remove_temporary_files(run.folder)
         run.check_unchanged()
-        choice = registry.usable(run.worker() if worker is None else registry.parse_worker(worker))
-        if choice == registry.AUTO:
+        choice = usable(run.worker() if worker is None else parse_worker(worker))
+        if choice == AUTO:
             choice = choose_auto_worker(run)
-        setup = run.setup(registry.device_of(choice))
+        setup = run.setup(device_of(choice))
         limit = client_memory.resume_limit(run.folder, memory)
         trace = Trace(run.trace_file)
         client_store = client_memory.open_memory(run.folder, limit, setup.world.model.device)
@@ -221,27 +220,27 @@ def earlier_wall_seconds(trace: Trace) -> float:
         return nan
 
 
-def choose_auto_worker(run: Run, cores: int | None = None) -> registry.WorkerChoice:
+def choose_auto_worker(run: Run, cores: int | None = None) -> WorkerChoice:
     """Return the worker that `auto` chose when the run started, or choose one now for that many cores."""
     if (stored := last_worker(run)) is not None:
         return stored
     setup = run.setup()
-    choice, why = registry.choose_fastest(setup.trainer, setup.world, cores)
+    choice, why = choose_fastest(setup.trainer, setup.world, cores)
     log.warning("worker auto: using %s (%s)", choice, why)
     return choice
 
 
-def last_worker(run: Run) -> registry.WorkerChoice | None:
+def last_worker(run: Run) -> WorkerChoice | None:
     """Return the last worker of the run; None before it started."""
     if run.trace_file.is_file():
-        with trace_summary.open_trace(run.trace_file) as db:
+        with open_trace(run.trace_file) as db:
             stored = db.execute("SELECT value FROM facts WHERE key = ?", (WORKER_FACT,)).fetchone()
         if stored:
-            return registry.usable(registry.recorded_choice(str(stored[0]).split(", then ")[-1]))
+            return usable(recorded_choice(str(stored[0]).split(", then ")[-1]))
     return None
 
 
-def _worker_history(trace: Trace, now: registry.WorkerChoice) -> str:
+def _worker_history(trace: Trace, now: WorkerChoice) -> str:
     """List the workers of all executions, without immediate repetitions."""
     stored = trace.db.execute("SELECT value FROM facts WHERE key = ?", (WORKER_FACT,)).fetchone()
     before = str(stored[0]).split(", then ") if stored else []

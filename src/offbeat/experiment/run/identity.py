@@ -104,28 +104,21 @@ def check_experiment_file(path: Path, before: Experiment, now: Experiment) -> No
     """Reject an experiment file that was edited after the run was created."""
     if before != now:
         changes = list(setting_changes("", to_values(before), to_values(now)))
-        raise RunError(
-            f"{path} changed since the run was made: {list_changes(changes)}; restore it, or create a new run"
-        )
+        raise RunError(f"{path} changed since the run was made: {list_changes(changes)}; restore it")
 
 
 def check_code(folder: Path, before: StoredIdentity) -> None:
     """Reject user code that was edited after the run was created, before any of it is executed."""
     for path in user_code.changed_files(before.identity.code, folder):
         copy = user_code.relative_path((folder / user_code.copy_path(path)).resolve())
-        raise RunError(
-            f"{folder}: {user_code.relative_path(path)} changed since the run was made: restore it (from {copy}), or "
-            "create a new run"
-        )
+        file = user_code.relative_path(path)
+        raise RunError(f"{folder}: {file} changed since the run was made: restore it from {copy}")
 
 
 def check_identity(folder: Path, before: StoredIdentity, now: Identity) -> None:
     """Reject a run whose data or recordings changed since it was created."""
     if changed := before.identity.differences(now):
-        raise RunError(
-            f"{folder}: {' and '.join(changed)} changed since the run was made: restore what was there, or create a "
-            "new run"
-        )
+        raise RunError(f"{folder}: {' and '.join(changed)} changed since the run was made: restore what was there")
 
 
 def setting_changes(path: str, before: object, now: object) -> Iterator[str]:

@@ -25,8 +25,7 @@ from torch import nn
 
 from offbeat.core.errors import ConfigError, DataError, OffbeatError, RunError
 from offbeat.core.snapshot import unpack
-from offbeat.engine.checkpoint import Checkpoints, write_atomically
-from offbeat.engine.trace_file import TraceDigest
+from offbeat.engine import Checkpoints, TraceDigest, write_atomically
 from offbeat.experiment import build, data_assignment, model_card
 from offbeat.experiment.data_assignment import ClassCounts
 from offbeat.experiment.run import checksums, client_memory, identity, run_lock
@@ -35,11 +34,10 @@ from offbeat.experiment.scripted.scripted_run import ScriptedRun
 from offbeat.experiment.spec import experiment_files, user_code
 from offbeat.experiment.spec.choices import user_files
 from offbeat.experiment.spec.config import Experiment
-from offbeat.metrics import client_names, curves, trace_summary
-from offbeat.scenario.data import load
-from offbeat.scenario.data.data_files import named_root
-from offbeat.training.torch_state import exclusive_generators
-from offbeat.workers import registry
+from offbeat.metrics import Curve, Summary, open_trace, read_curve, read_names, read_site_names, summarize
+from offbeat.scenario.data import load, named_root
+from offbeat.training import exclusive_generators
+from offbeat.workers import WorkerChoice, device_of, parse_worker, recorded_choice
 
 COMPARISON = run_lock.COMPARISON
 DATA_ROOT_KEY = "data"  # key in environment.json of the data root that was given when the run was created
@@ -82,19 +80,15 @@ class Run:
         """Read the experiment without executing user code; an edited file is rejected."""
         run_lock.refuse_links(self.folder)
         if (self.folder / COMPARISON).is_file():
-            raise ConfigError(
-                f"{self.folder} is a comparison: finish it with 'offbeat compare --resume', or name one of the runs "
-                "in it"
-            )
+            raise ConfigError(f"{self.folder} is a comparison: use 'offbeat compare --resume', or name one of its runs")
         if self.script is not None:
             return self.script.experiment
         if self.scripted:
             return scripted_run.experiment_of(self.folder)
         if not self.experiment_file.is_file():
             if run_lock.creation_interrupted(self.folder):
-                raise ConfigError(
-                    f"{self.folder} is incomplete, because its creation was interrupted: start again with --out {self.folder}"
-                )
+                again = f"start the run again with --out {self.folder}"
+                raise ConfigError(f"{self.folder} is incomplete, because its creation was interrupted: {again}")
             raise ConfigError(f"{self.folder} is not a run folder: it has no experiment.yaml")
         experiment = experiment_files.read_experiment(self.experiment_file, runs_code=False)
         stored = identity.read_identity(self.world_file)
@@ -137,15 +131,15 @@ class Run:
             return self.script.class_counts()
         return data_assignment.count_classes(self.runnable_experiment() if runs_code else self.experiment())
 
-    def summary(self) -> trace_summary.Summary:
+    def summary(self) -> Summary:
         """Summarize the results so far."""
         experiment = self.experiment()
         if not self.trace_file.is_file():
             raise RunError(f"{self.folder} has not started: start it with 'offbeat run --resume {self.folder}'")
         self.check_results()
-        with trace_summary.open_trace(self.trace_file) as db:
+        with open_trace(self.trace_file) as db:
             target = experiment.until.target or experiment.target
-            summary = trace_summary.summarize(db, experiment.population, target)
+            summary = summarize(db, experiment.population, target)
         return replace(summary, names=self.client_names())
 
     def machine_difference(self) -> str | None:
@@ -153,9 +147,9 @@ class Run:
         unfinished = self.trace_file.is_file() and not self.complete
         return identity.machine_difference(self.folder / "environment.json") if unfinished else None
 
-    def worker(self) -> registry.WorkerChoice:
+    def worker(self) -> WorkerChoice:
         """Return the worker that the run was created with; inline if that is unreadable."""
-        return registry.recorded_choice(self._environment_value("worker"))
+        return recorded_choice(self._environment_value("worker"))
 
     def data_root(self) -> Path | None:
         """Return the data root that was given when the run was created."""
@@ -181,18 +175,18 @@ class Run:
 
     def client_names(self) -> dict[int, str]:
         """Return the names of clients that have one."""
-        with trace_summary.open_trace(self.trace_file) as db:
-            return {**client_names.read_names(db), **client_names.read_site_names(self.folder)}
+        with open_trace(self.trace_file) as db:
+            return {**read_names(db), **read_site_names(self.folder)}
 
-    def curve(self, metric: str) -> curves.Curve:
+    def curve(self, metric: str) -> Curve:
         """Return a metric at each evaluation."""
-        with trace_summary.open_trace(self.trace_file) as db:
-            return trace_summary.read_curve(db, metric)
+        with open_trace(self.trace_file) as db:
+            return read_curve(db, metric)
 
     def digest(self) -> str:
         """Hash the whole trace and the final model: equal digests mean equal runs."""
         model = hashlib.sha256(self.model_file.read_bytes()).hexdigest() if self.complete else "unfinished"
-        with trace_summary.open_trace(self.trace_file) as db:
+        with open_trace(self.trace_file) as db:
             return hashlib.sha256(f"{TraceDigest.from_database(db).hexdigest()} {model}".encode()).hexdigest()
 
     def export_model(self) -> bytes:
@@ -236,7 +230,7 @@ def create_run(
     worker, memory: Defaults for executions that do not choose a worker or a limit of client memory.
     script: The model and the data of a script, in place of an experiment file.
     """
-    run, choice = Run(folder, script), registry.parse_worker(worker)
+    run, choice = Run(folder, script), parse_worker(worker)
     limit = {} if memory is None else {client_memory.FACT: str(client_memory.parse_memory_limit(memory))}
     run_lock.refuse_occupied(folder)
     code = user_code.read_sources(user_files(experiment)) if script is None else {}
@@ -251,7 +245,7 @@ def create_run(
             try:
                 os.write(lock, run_lock.CREATION_MARK)
                 os.fsync(lock)  # first: after a power failure the mark tells that the rest is ours
-                machine = identity.describe_machine(registry.device_of(choice))
+                machine = identity.describe_machine(device_of(choice))
                 environment = {**machine, "worker": str(choice), **limit, **_data_root_entry()}
                 write_atomically(folder / "environment.json", checksums.dump_checksummed(environment))
                 write_atomically(folder / "command.txt", _command_text(run, command).encode())

@@ -52,9 +52,8 @@ def refuse_occupied(folder: Path) -> None:
         raise ConfigError(f"{folder} has a file named lock that is not from offbeat: choose another --out")
     entry = next((name for name in RUN_ENTRIES if (folder / name).exists()), None)
     if entry == "experiment.yaml":
-        raise ConfigError(
-            f"{folder} already holds a run: resume it with 'offbeat run --resume {folder}', or choose another --out"
-        )
+        resume = f"offbeat run --resume {folder}"
+        raise ConfigError(f"{folder} already holds a run: resume it with '{resume}', or choose another --out")
     if entry == SCRIPTED:
         raise ConfigError(f"{folder} already holds a simulation: choose another folder")
     if entry is not None and not (entry in CREATION_ENTRIES and creation_interrupted(folder)):

@@ -1,1 +1,5 @@
-"""Runs that a script defines with its own model and data."""
+"""Runs with the model and the data of a script."""
+
+from offbeat._lazy import lazy_exports
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from offbeat.core.errors import ConfigError, OffbeatError, RunError
 from offbeat.core.protocol import LocalWork
 from offbeat.core.threads import one_thread
-from offbeat.engine.checkpoint import write_atomically
+from offbeat.engine import write_atomically
 from offbeat.experiment import build
 from offbeat.experiment.data_assignment import ClassCounts
 from offbeat.experiment.run import checksums, identity
@@ -40,18 +40,11 @@ from offbeat.experiment.scripted.client_datasets import ClientDatasets, from_ten
 from offbeat.experiment.spec.choices import CHOICES
 from offbeat.experiment.spec.config import Experiment, is_pooled
 from offbeat.experiment.spec.serialization import experiment_from_values, to_values
-from offbeat.training.evaluation import Evaluator
-from offbeat.training.tasks import Loss, Task
+from offbeat.training import Evaluator, Loss, Task
 
 RECORD_FILE, START_FILE, DATA_FILE = "simulation.json", "start.safetensors", "data.safetensors"
 MAX_STORED_DATA = 64_000_000  # bytes of tensors that a folder stores; of larger data it stores digests
-CODE_SETTINGS = (
-    "strategy",
-    "delays",
-    "network",
-    "availability",
-    "streaming",
-)  # settings for which a script may define its own class
+CODE_SETTINGS = ("strategy", "delays", "network", "availability", "streaming")  # may be classes of a script
 RETRY_HINT = "repeat the original call, or choose another out="
 
 
@@ -59,10 +52,8 @@ class Placeholder:
     """Stand in a stored experiment for an object that only its script can create; it can be shown but not run."""
 
     def _unavailable(self, *_: object, **__: object) -> NoReturn:
-        raise ConfigError(
-            f"{type(self).__name__} was defined in a script and cannot be rebuilt from the folder; rerun the command "
-            "in command.txt"
-        )
+        name = type(self).__name__
+        raise ConfigError(f"{name} was defined in a script and cannot be rebuilt: rerun the command in command.txt")
 
     init = on_event = load = build = split = of = _unavailable
 

@@ -1,1 +1,5 @@
-"""Experiment files and the choices that they name."""
+"""The experiment value, experiment files, and the choices that they name."""
+
+from offbeat._lazy import lazy_exports
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

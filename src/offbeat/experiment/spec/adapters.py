@@ -1,8 +1,8 @@
-"""What stands in somebody's file as an experiment can hold it: a frozen dataclass that prints, saves, compares.
+"""Adapters that turn user code into choices: frozen dataclasses that print, store and compare their settings.
 
-Such a dataclass is taken as it is. A model may also be an nn.Module class or a function that returns a module, a data
-set a function that returns examples (scenario/data/user_data.py), a loss and a staleness a function: these get a
-dataclass made for them, whose settings are their arguments.
+Such dataclasses are used as they are. A model may also be an nn.Module class or a function that returns a module, a
+data set a function that returns examples, a loss or a staleness a function. For these, an adapter creates a dataclass
+whose settings are the arguments of the function.
 """
 
 from __future__ import annotations
@@ -14,28 +14,26 @@ from collections.abc import Callable, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, make_dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError, OffbeatError
 from offbeat.experiment.spec import user_code
-from offbeat.scenario.data.dataset import Dataset
-from offbeat.scenario.data.user_data import dataset_from_function
-from offbeat.scenario.models.model_interface import Shape, seeded
-from offbeat.training.tasks import Task
+from offbeat.scenario.data import Dataset, dataset_from_function
+from offbeat.scenario.models import Shape, seeded
+from offbeat.training import Task
+
+T = TypeVar("T")
+Code: TypeAlias = Any  # a class or function of a user
+Hint: TypeAlias = object  # a type annotation at run time
 
 BASIC_TYPES = (bool, int, float, str)
-DATA_ARGUMENTS = ("input_shape", "num_outputs")  # arguments of a model that are no settings
-RESERVED_NAMES = (
-    "name",
-    "build",
-    "load",
-    "of",
-)  # no setting can be called so: the choice's name, and what is done with it
+DATA_ARGUMENTS = ("input_shape", "num_outputs")  # arguments of a model that come from the data
+RESERVED_NAMES = ("name", "build", "load", "of")  # names that settings cannot have
 
-# what a choice of each kind must have
+# methods of the choices of each setting
 REQUIRED_METHODS: Mapping[str, tuple[str, ...]] = {
     "strategy": ("init", "on_event"),
     "data": ("load",),
@@ -54,55 +52,38 @@ EXPECTED_FORMS = {
     "data": "data is a function that returns (x, y) or {site: (x, y)}, or a frozen dataclass with load()",
     "model": "a model is an nn.Module class, a function that returns a module, or a frozen dataclass with build",
     "loss": "a loss is a function of (outputs, labels), or a frozen dataclass with of",
-    "staleness": "a staleness is a function of how many versions old, or a frozen dataclass with __call__",
+    "staleness": "a staleness is a function of the number of versions, or a frozen dataclass with __call__",
 }
 
 
-def as_choice(setting: str, given: Any, name: str) -> type:
-    """A frozen dataclass for what `name` stands for in somebody's code; `setting` is where it is to go."""
-    if not isinstance(given, type) and not inspect.isroutine(given):
-        kind = type(given).__name__
-        raise ConfigError(f"{name} is a {kind}, no class or function: {_expected_form(setting)}")
-    if (
-        isinstance(given, type)
-        and all(hasattr(given, method) for method in REQUIRED_METHODS[setting])
-        and not _is_module(given)
-    ):
-        return _check_dataclass(given, name)
-    if (
-        is_dataclass(given)
-        or setting not in _ADAPTERS
-        or (isinstance(given, type) and not _acts_as_function(setting, given))
-    ):
-        lacks = [m for m in REQUIRED_METHODS[setting] if not hasattr(given, m)] if isinstance(given, type) else []
-        what = f"has no {' and no '.join(lacks)}" if lacks else "is a function"
-        raise ConfigError(f"{name} {what}: {_expected_form(setting)}")
-    return _ADAPTERS[setting](given, name)
+def as_choice(setting: str, code: Code, name: str) -> type:
+    """Return a frozen dataclass for a class or function that a user wrote for a setting."""
+    form = EXPECTED_FORMS.get(setting, f"it must be a frozen dataclass with {', '.join(REQUIRED_METHODS[setting])}")
+    is_class = isinstance(code, type)
+    if not is_class and not inspect.isroutine(code):
+        raise ConfigError(f"{name} is a {type(code).__name__}, no class or function: {form}")
+    missing = [method for method in REQUIRED_METHODS[setting] if not hasattr(code, method)] if is_class else []
+    if is_class and not missing and not issubclass(code, nn.Module):
+        return _check_dataclass(code, name)
+    if is_dataclass(code) or setting not in _ADAPTERS or (is_class and not _acts_as_function(setting, code)):
+        problem = f"has no {' and no '.join(missing)}" if missing else "is a function"
+        raise ConfigError(f"{name} {problem}: {form}")
+    return _ADAPTERS[setting](code, name)
 
 
-def _expected_form(setting: str) -> str:
-    return EXPECTED_FORMS.get(
-        setting, f"what goes there is a frozen dataclass with {', '.join(REQUIRED_METHODS[setting])}"
-    )
+def _acts_as_function(setting: str, cls: type) -> bool:
+    """Tell whether calling a class gives what a function for this setting returns."""
+    if setting in ("model", "loss"):
+        return issubclass(cls, nn.Module)
+    return setting == "data" and hasattr(cls, "__getitem__")
 
 
-def _is_module(given: type) -> bool:
-    return issubclass(given, nn.Module)
-
-
-def _acts_as_function(setting: str, given: type) -> bool:
-    """A class whose objects do what a function would."""
-    return _is_module(given) if setting in ("model", "loss") else setting == "data" and hasattr(given, "__getitem__")
-
-
-def _check_dataclass(given: type, name: str) -> type:
-    params = vars(given).get("__dataclass_params__")
+def _check_dataclass(cls: type, name: str) -> type:
+    params = vars(cls).get("__dataclass_params__")
     if params is None or not params.frozen or not params.eq:
-        lacks = "is no dataclass" if params is None else "is not frozen" if params.eq else "cannot be compared"
-        raise ConfigError(
-            f"{name} {lacks}: write @dataclass(frozen=True, kw_only=True) above it, so that it can be stored"
-        )
-    return given
+        problem = "is no dataclass" if params is None else "is not frozen" if params.eq else "cannot be compared"
+        raise ConfigError(f"{name} {problem}: decorate it with @dataclass(frozen=True, kw_only=True)")
+    return cls
 
 
 # ---------------------------------------------------------------- functions and modules
@@ -110,33 +91,35 @@ def _check_dataclass(given: type, name: str) -> type:
 
 @dataclass(frozen=True)
 class SettingArgument:
-    """An argument that is a setting."""
+    """An argument of a function that is a setting."""
 
     name: str
-    hint: Any
-    default: Any = MISSING
-    as_list: bool = False  # dataclasses hold tuples; whoever asked for a list gets one
+    hint: Hint
+    default: object = MISSING
+    as_list: bool = False  # whether the function gets a list; dataclasses hold tuples
 
-    def as_field(self) -> tuple[str, Any, Any]:
+    def as_field(self) -> tuple[str, Hint, Any]:
+        """Return the arguments of make_dataclass for this field."""
         return self.name, self.hint, field(default=self.default)
 
 
-def setting_arguments(given: Callable[..., Any], name: str, left_out: tuple[str, ...] = ()) -> list[SettingArgument]:
-    """Those that a file can give. What has a default that no file can hold keeps it."""
-    found = []
-    hints = _hints(given)
-    for parameter in _signature(given, name).parameters.values():
-        if parameter.name in left_out or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
+def setting_arguments(code: Code, name: str, excluded: tuple[str, ...] = ()) -> list[SettingArgument]:
+    """List the arguments that a file can set; others must have a default, which is used."""
+    arguments = []
+    hints = _hints(code)
+    for parameter in _signature(code, name).parameters.values():
+        if parameter.name in excluded or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
-        made = _argument(parameter, hints.get(parameter.name))
-        if made is not None:
-            found.append(made)
+        argument = _to_argument(parameter, hints.get(parameter.name))
+        if argument is not None:
+            arguments.append(argument)
         elif parameter.default is parameter.empty:
-            raise ConfigError(f"{name}: its argument {parameter.name} is nothing a file can hold: give it a default")
-    return found
+            raise ConfigError(f"{name}: a file cannot set its argument {parameter.name}: give it a default")
+    return arguments
 
 
-def _argument(parameter: inspect.Parameter, hint: Any) -> SettingArgument | None:
+def _to_argument(parameter: inspect.Parameter, hint: Hint) -> SettingArgument | None:
+    """Return the setting for a parameter; None if a file cannot hold its values."""
     default = parameter.default
     if parameter.name in RESERVED_NAMES or parameter.name.startswith("_"):
         return None
@@ -154,134 +137,133 @@ def _argument(parameter: inspect.Parameter, hint: Any) -> SettingArgument | None
     return SettingArgument(parameter.name, hint, default, as_list) if _is_basic_type(hint) else None
 
 
-def _is_basic(value: Any) -> bool:
+def _is_basic(value: object) -> bool:
     return value is None or isinstance(value, BASIC_TYPES) or (isinstance(value, tuple) and all(map(_is_basic, value)))
 
 
-def _is_basic_type(hint: Any) -> bool:
+def _is_basic_type(hint: Hint) -> bool:
     origin, parts = typing.get_origin(hint), [part for part in typing.get_args(hint) if part is not Ellipsis]
     if origin is None:
         return hint in (Any, types.NoneType, *BASIC_TYPES)
     if origin is typing.Annotated:
         return _is_basic_type(parts[0])
-    inner = origin in (tuple, typing.Union, types.UnionType) and all(map(_is_basic_type, parts))
-    return inner or origin is typing.Literal
+    is_composite = origin in (tuple, typing.Union, types.UnionType)
+    return origin is typing.Literal or (is_composite and all(map(_is_basic_type, parts)))
 
 
-def _infer_type(default: Any) -> Any:
-    """Of an argument without annotation."""
+def _infer_type(default: object) -> Hint:
+    """Return the type of an argument without annotation."""
     if not isinstance(default, tuple):
         return type(default)
     kinds = {type(entry) for entry in default}
     return tuple[kinds.pop() if len(kinds) == 1 else Any, ...]  # type: ignore[misc]
 
 
-def _signature(given: Callable[..., Any], name: str) -> inspect.Signature:
+def _signature(code: Code, name: str) -> inspect.Signature:
     try:
-        return inspect.signature(given)
+        return inspect.signature(code)
     except (TypeError, ValueError):
-        raise ConfigError(f"{name}: its arguments cannot be told: write it as a function of your own") from None
+        raise ConfigError(f"{name}: its arguments are unknown: wrap it in a function of your own") from None
 
 
-def _hints(given: Callable[..., Any]) -> dict[str, Any]:
-    told = given.__init__ if isinstance(given, type) else given  # type: ignore[misc]
+def _hints(code: Code) -> dict[str, Hint]:
     try:
-        return typing.get_type_hints(told, include_extras=True)
-    except Exception:  # names only a type checker knows: defaults tell enough
+        return typing.get_type_hints(getattr(code, "__init__") if isinstance(code, type) else code, include_extras=True)  # noqa: B009
+    except Exception:  # names that only a type checker knows; defaults are sufficient
         return {}
 
 
-def _make_class(given: Any, name: str, settings: list[SettingArgument], **methods: Any) -> type:
+def _make_class(code: Code, settings: list[SettingArgument], **methods: Callable[..., object]) -> type:
     lists = {argument.name for argument in settings if argument.as_list}
 
-    def keywords(self: Any) -> dict[str, Any]:
+    def keywords(self: Any) -> dict[str, object]:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {key: list(value) if key in lists and value is not None else value for key, value in values.items()}
 
-    body = {"__doc__": inspect.getdoc(given), "__module__": given.__module__, "_keywords": keywords, **methods}
-    return make_dataclass(given.__name__, [a.as_field() for a in settings], namespace=body, frozen=True, kw_only=True)
+    body = {"__doc__": inspect.getdoc(code), "__module__": code.__module__, "_keywords": keywords, **methods}
+    return make_dataclass(code.__name__, [a.as_field() for a in settings], namespace=body, frozen=True, kw_only=True)
 
 
-def _call_user_code(given: Any, call: Callable[[], Any]) -> Any:
-    """What somebody's code raises is one line that says where."""
+def _call_user_code(code: Code, call: Callable[[], T]) -> T:
+    """Convert an error of user code to one line with its position."""
     try:
         return call()
     except (OffbeatError, MemoryError):
         raise
     except (Exception, SystemExit) as error:
-        raise ConfigError(user_code.describe_error(error, Path(inspect.getfile(given)))) from None
+        raise ConfigError(user_code.describe_error(error, Path(inspect.getfile(code)))) from None
 
 
-def _adapt_model(given: Any, name: str) -> type:
-    wanted = [key for key in DATA_ARGUMENTS if key in _signature(given, name).parameters]
+def _adapt_model(code: Code, name: str) -> type:
+    parameters = _signature(code, name).parameters
 
     def build(self: Any, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
-        told = {"input_shape": tuple(input_shape), "num_outputs": num_outputs}
-        given_too = {key: told[key] for key in wanted}
-        made = _call_user_code(given, lambda: seeded(seed, lambda: given(**self._keywords(), **given_too)))
-        if not isinstance(made, nn.Module):
-            raise ConfigError(f"{name} gave a {type(made).__name__}, not an nn.Module")
-        return made
+        from_data = {"input_shape": tuple(input_shape), "num_outputs": num_outputs}
+        keywords = {**self._keywords(), **{key: value for key, value in from_data.items() if key in parameters}}
+        module = _call_user_code(code, lambda: seeded(seed, lambda: code(**keywords)))
+        if not isinstance(module, nn.Module):
+            raise ConfigError(f"{name} returned a {type(module).__name__}, not an nn.Module")
+        return module
 
-    return _make_class(given, name, setting_arguments(given, name, DATA_ARGUMENTS), build=build)
+    return _make_class(code, setting_arguments(code, name, DATA_ARGUMENTS), build=build)
 
 
-def _adapt_data(given: Any, name: str) -> type:
-    called = f"{Path(inspect.getfile(given)).stem}:{given.__name__}"
+def _adapt_data(code: Code, name: str) -> type:
+    title = f"{Path(inspect.getfile(code)).stem}:{code.__name__}"
 
     def load(self: Any) -> Dataset:
-        return dataset_from_function(_call_user_code(given, lambda: given(**self._keywords())), called, name)
+        return dataset_from_function(_call_user_code(code, lambda: code(**self._keywords())), title, name)
 
-    return _make_class(given, name, setting_arguments(given, name), load=load)
+    return _make_class(code, setting_arguments(code, name), load=load)
 
 
-def _call_arguments(given: Any, name: str, count: int, what: str) -> tuple[str, ...]:
-    """The names of the arguments that are no settings, because they are given in a call."""
+def _call_arguments(code: Code, name: str, count: int, expected: str) -> tuple[str, ...]:
+    """Return the names of the first arguments, which are values of the call and no settings."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [p.name for p in _signature(given, name).parameters.values() if p.kind in positional]
+    names = [p.name for p in _signature(code, name).parameters.values() if p.kind in positional]
     if len(names) < count:
-        raise ConfigError(f"{name} takes {len(names)} arguments: {what}")
+        raise ConfigError(f"{name} takes {len(names)} arguments: {expected}")
     return tuple(names[:count])
 
 
-def _adapt_loss(given: Any, name: str) -> type:
-    called = () if isinstance(given, type) else _call_arguments(given, name, 2, "a loss takes outputs and labels")
+def _adapt_loss(code: Code, name: str) -> type:
+    is_class = isinstance(code, type)
+    excluded = () if is_class else _call_arguments(code, name, 2, "a loss takes outputs and labels")
 
     def of(self: Any, task: Task, num_classes: int | None) -> Task:
         if not hasattr(task, "criterion"):
-            raise ConfigError(f"loss = {name}: {type(task).__name__.lower()} has a loss of its own: use task")
+            raise ConfigError(f"loss = {name}: {type(task).__name__.lower()} has its own loss: use task")
         return replace(task, criterion=self)  # type: ignore[type-var]
 
     def call(self: Any, outputs: Tensor, labels: Tensor) -> Tensor:
-        if isinstance(given, type):
-            value = _criterion(given, self, outputs.device)(outputs, labels)
+        if is_class:
+            value = _criterion(code, self, outputs.device)(outputs, labels)
         else:
-            value = given(outputs, labels, **self._keywords())
+            value = code(outputs, labels, **self._keywords())
         if not isinstance(value, Tensor) or value.dim():
-            what = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
-            raise ConfigError(f"{name} gave {what}: a loss is one number as a tensor, such as the mean of a batch")
+            kind = f"shape {tuple(value.shape)}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise ConfigError(f"{name} returned {kind}: a loss is one number as a tensor, such as the mean of a batch")
         return value
 
-    return _make_class(given, name, setting_arguments(given, name, called), of=of, __call__=call)
+    return _make_class(code, setting_arguments(code, name, excluded), of=of, __call__=call)
 
 
 @lru_cache(maxsize=64)
-def _criterion(given: type, settings: Any, device: torch.device) -> nn.Module:
-    """Once: a module's constants are not made anew for every batch."""
-    module: nn.Module = _call_user_code(given, lambda: given(**settings._keywords()))
-    return module.to(device)
+def _criterion(cls: type[nn.Module], settings: Any, device: torch.device) -> nn.Module:
+    """Create the module of a loss once, not for every batch."""
+    return _call_user_code(cls, lambda: cls(**settings._keywords())).to(device)
 
 
-def _adapt_staleness(given: Any, name: str) -> type:
-    called = _call_arguments(given, name, 1, "a staleness takes how many versions old an update is")
+def _adapt_staleness(code: Code, name: str) -> type:
+    excluded = _call_arguments(code, name, 1, "a staleness takes the number of versions since the dispatch")
 
     def call(self: Any, u: int) -> float:
-        return float(given(u, **self._keywords()))
+        return float(code(u, **self._keywords()))
 
-    return _make_class(given, name, setting_arguments(given, name, called), __call__=call)
+    return _make_class(code, setting_arguments(code, name, excluded), __call__=call)
 
 
-_ADAPTERS: Mapping[str, Callable[[Any, str], type]] = {
+_ADAPTERS: Mapping[str, Callable[[Code, str], type]] = {
     "model": _adapt_model,
     "data": _adapt_data,
     "loss": _adapt_loss,

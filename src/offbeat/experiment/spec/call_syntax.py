@@ -1,8 +1,8 @@
-"""A choice and its settings in one word: `fedbuff(k=2,staleness=polynomial(a=1))`, `mine.py:CosBuff(k=3)`.
+"""Choices with settings in one text: `fedbuff(k=2,staleness=polynomial(a=1))`, `mine.py:CosBuff(k=3)`.
 
-What stands in brackets at the end are settings, each a change as `--set` has it: `fedbuff(staleness.a=1)` is allowed
-too. Values stay text here; they are read where all changes are, in `files`. Commas, brackets and equal signs inside
-brackets or quotes belong to a value: `fedfa(k=5,work={steps: 3, lr: 0.1})`.
+Each setting in the brackets is a change as for `--set`, so dotted keys such as `fedbuff(staleness.a=1)` are allowed.
+Values are YAML and stay text here. Commas, brackets and equal signs inside of brackets or quotes belong to the value:
+`fedfa(k=5,work={steps: 3, lr: 0.1})`. Paths, dotted keys and YAML values are not Python, so `ast` cannot parse them.
 """
 
 from __future__ import annotations
@@ -13,88 +13,92 @@ from dataclasses import dataclass
 
 from offbeat.core.errors import ConfigError
 
-PAIRS = {"(": ")", "[": "]", "{": "}"}
+BRACKETS = {"(": ")", "[": "]", "{": "}"}
 KEY = re.compile(r"\w+(\.\w+)*")
 
 
 @dataclass(frozen=True)
 class ChoiceCall:
+    """A name with settings; a setting whose value has settings is a call again."""
+
     name: str
     settings: tuple[tuple[str, str | ChoiceCall], ...] = ()
 
     def __str__(self) -> str:
-        inside = ",".join(f"{key}={value}" for key, value in self.settings)
-        return f"{self.name}({inside})" if inside else self.name
+        settings = ",".join(f"{key}={value}" for key, value in self.settings)
+        return f"{self.name}({settings})" if settings else self.name
 
     def changes(self, path: str) -> Iterator[str]:
-        """What `--set` would be told: the choice, then its settings."""
+        """Yield the equivalent arguments of `--set`: the choice, then its settings."""
         yield f"{path}={self.name}"
         for key, value in self.settings:
-            here = f"{path}.{key}"
-            yield from value.changes(here) if isinstance(value, ChoiceCall) else [f"{here}={value}"]
+            if isinstance(value, ChoiceCall):
+                yield from value.changes(f"{path}.{key}")
+            else:
+                yield f"{path}.{key}={value}"
 
 
 def parse_call(text: str) -> ChoiceCall:
-    """Raises a ConfigError that says where it is not understood."""
-    word = text.strip()
-    marks = list(_marks(word))
-    if not word.endswith(")"):
-        if not word:
-            raise ConfigError("nothing is named: write fedbuff, or fedbuff(k=2)")
-        return ChoiceCall(word)
-    begin = [at for at, mark, depth in marks if mark == "(" and depth == 0][-1]
-    name, inside = word[:begin].strip(), word[begin + 1 : -1]
+    """Parse a choice with optional settings; raise ConfigError with the position of a mistake."""
+    call = text.strip()
+    outside = list(_unquoted(call))
+    if not call:
+        raise ConfigError("no name is given: write fedbuff, or fedbuff(k=2)")
+    if not call.endswith(")"):
+        return ChoiceCall(call)
+    start = [position for position, character, depth in outside if character == "(" and depth == 0][-1]
+    name, inside = call[:start].strip(), call[start + 1 : -1]
     if not name:
-        raise ConfigError(f"{word!r} names nothing before its brackets: write fedbuff(k=2)")
-    commas = [at - begin - 1 for at, mark, depth in marks if mark == "," and depth == 1 and at > begin]
-    settings = tuple(_setting(part, word) for part in _cut(inside, commas)) if inside.strip() else ()
+        raise ConfigError(f"{call!r} has no name before its brackets: write fedbuff(k=2)")
+    commas = [
+        position - start - 1 for position, mark, depth in outside if (mark, depth) == (",", 1) and position > start
+    ]
+    settings = tuple(_parse_setting(part, call) for part in _cut(inside, commas)) if inside.strip() else ()
     keys = [key for key, _ in settings]
-    for key in keys:
-        if keys.count(key) > 1:
-            raise ConfigError(f"{word!r}: {key} is given twice")
+    duplicate = next((key for key in keys if keys.count(key) > 1), None)
+    if duplicate is not None:
+        raise ConfigError(f"{call!r}: {duplicate} is given twice")
     return ChoiceCall(name, settings)
 
 
 def split_calls(text: str) -> list[str]:
-    """At the commas that stand in no brackets; 'a,b(c=1,d=2)' are two."""
-    return _cut(text, [at for at, mark, depth in _marks(text) if mark == "," and depth == 0])
+    """Split a list at the commas outside of brackets: 'a,b(c=1,d=2)' has two parts."""
+    return _cut(text, [position for position, mark, depth in _unquoted(text) if (mark, depth) == (",", 0)])
 
 
 def _cut(text: str, commas: list[int]) -> list[str]:
     ends = zip([-1, *commas], [*commas, len(text)], strict=True)
-    return [text[begin + 1 : end].strip() for begin, end in ends]
+    return [text[start + 1 : end].strip() for start, end in ends]
 
 
-def _setting(text: str, word: str) -> tuple[str, str | ChoiceCall]:
+def _parse_setting(text: str, call: str) -> tuple[str, str | ChoiceCall]:
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not value or KEY.fullmatch(key) is None:
-        raise ConfigError(f"{word!r}: {text!r} is not understood: write setting=value, such as fedbuff(k=2,lr=0.5)")
+        raise ConfigError(f"{call!r}: {text!r} is invalid: write setting=value, such as fedbuff(k=2,lr=0.5)")
     return key, parse_call(value) if value.endswith(")") and value[0] not in "'\"[{(" else value
 
 
-def _marks(text: str) -> Iterator[tuple[int, str, int]]:
-    """Every character that is not quoted, and how many brackets it stands in; a bracket counts as outside itself."""
-    closing: list[str] = []  # what the open brackets wait for
-    quote = ""
-    before = "("
-    at = 0
-    while at < len(text):
-        mark = text[at]
+def _unquoted(text: str) -> Iterator[tuple[int, str, int]]:
+    """Yield position, character and bracket depth of all unquoted characters; a bracket is outside of itself.
+
+    A quote starts only at the start of a value, so that names may contain apostrophes.
+    """
+    open_brackets: list[str] = []  # the closing bracket of each
+    quote, previous, position = "", "(", 0
+    while position < len(text):
+        character = text[position]
         if quote:
-            at += mark == "\\" and quote == '"'  # the next one is not the end
-            quote = "" if mark == quote else quote
-        elif closing and mark in "'\"" and before in "=,:([{'\"":  # an apostrophe in a name is none
-            quote = mark
-        elif mark in PAIRS:
-            yield at, mark, len(closing)
-            closing.append(PAIRS[mark])
-        elif mark in PAIRS.values():
-            if not closing or closing.pop() != mark:
-                raise ConfigError(f"{text!r}: the {mark!r} at place {at + 1} closes nothing")
-            yield at, mark, len(closing)
+            position += character == "\\" and quote == '"'  # skip the escaped character
+            quote = "" if character == quote else quote
+        elif open_brackets and character in "'\"" and previous in "=,:([{'\"":
+            quote = character
         else:
-            yield at, mark, len(closing)
-        before = before if mark.isspace() else mark
-        at += 1
-    if closing or quote:
-        raise ConfigError(f"{text!r}: {quote or closing[-1]!r} is missing at its end")
+            if character in BRACKETS.values() and (not open_brackets or open_brackets.pop() != character):
+                raise ConfigError(f"{text!r}: the {character!r} at position {position + 1} has no opening bracket")
+            yield position, character, len(open_brackets)
+            if character in BRACKETS:
+                open_brackets.append(BRACKETS[character])
+        previous = previous if character.isspace() else character
+        position += 1
+    if open_brackets or quote:
+        raise ConfigError(f"{text!r}: {quote or open_brackets[-1]!r} is missing at the end")

@@ -1,7 +1,12 @@
-"""The settings that are a choice by name, and what a name stands for.
+"""Settings that are chosen by name: built-in names, FILE.py:Name, and names from installed packages.
 
-`find` is the one way from a name to a class: a built-in name, FILE.py:Name, or a name that an installed package
-brings (experiment/spec/entry_points.py). `name_of` is the way back, `label` what a table calls it.
+`find_choice` converts a name to a class, `name_of` a value to its name, and `short_name` a name to its label in tables.
+Packages declare names as entry points:
+
+    [project.entry-points."offbeat.strategies"]
+    cosbuff = "cosbuff.strategy:CosBuff"
+
+They are looked up only if a name is not built in, and loaded only if they are used.
 """
 
 from __future__ import annotations
@@ -19,17 +24,16 @@ from offbeat.core.errors import ConfigError, DataError, OffbeatError, describe_e
 from offbeat.core.parts.staleness import STALENESS
 from offbeat.core.strategies import REGISTRY
 from offbeat.experiment.spec import user_code
-from offbeat.scenario.availability import AVAILABILITY
+from offbeat.scenario import AVAILABILITY, FAULTS, NETWORKS, STREAMS
 from offbeat.scenario.data import DATASETS
 from offbeat.scenario.delays import DELAYS
-from offbeat.scenario.faults import FAULTS
 from offbeat.scenario.models import MODELS
-from offbeat.scenario.network import NETWORKS
 from offbeat.scenario.partition import PARTITIONS
-from offbeat.scenario.streaming import STREAMS
-from offbeat.training.tasks import LOSSES
+from offbeat.training import LOSSES
 
-# wherever they stand: setting -> (name -> class)
+log = logging.getLogger("offbeat")
+
+# setting -> (name -> class); a setting has the same choices wherever it occurs
 CHOICES: dict[str, Mapping[str, type]] = {
     "strategy": REGISTRY,
     "data": DATASETS,
@@ -43,146 +47,7 @@ CHOICES: dict[str, Mapping[str, type]] = {
     "staleness": STALENESS,
     "loss": LOSSES,
 }
-CHOICE_TITLES = {"data": "data set"}  # what a choice is called, where its setting has another name
-
-
-@dataclass(frozen=True)
-class _Origin:
-    name: str  # as a file can say it anywhere
-    path: Path | None = None  # of the file, where it is one
-
-
-_origins: dict[type, _Origin] = {}  # classes that are not built in
-_classes: dict[
-    tuple[str, str], tuple[Any, type]
-] = {}  # (setting, name) -> what the file has, and the class made for it
-
-
-def find_choice(setting: str, name: str, home: Path | None = None) -> type:
-    """The class that a name stands for in this setting; ConfigError with the nearest right name if there is none.
-
-    `home`: the folder of the experiment file it stands in, from which FILE.py:Name is meant; else the working folder.
-    """
-    registry = CHOICES[setting]
-    if name in registry:
-        return registry[name]
-    if user_code.is_reference(name):
-        reference = user_code.parse_reference(name, home, lambda given: _is_valid(setting, given))
-        return _choice_class(
-            setting, user_code.load_object(reference, home), str(reference), reference.relative, reference.path
-        )
-    if name in package_names(setting):
-        return _choice_class(setting, load_from_package(setting, name), name, name, None)
-    raise unknown_name(CHOICE_TITLES.get(setting, setting), name, [*registry, *package_names(setting, registry)])
-
-
-def _choice_class(setting: str, given: Any, name: str, shown: str, path: Path | None) -> type:
-    from offbeat.experiment.spec.adapters import as_choice
-
-    kept = _classes.get((setting, name))
-    if kept is None or kept[0] is not given:  # a file that was edited has another one
-        kept = _classes[setting, name] = (given, as_choice(setting, given, shown))
-        _origins[kept[1]] = _Origin(name, path)
-    return kept[1]
-
-
-def _is_valid(setting: str, given: Any) -> bool:
-    from offbeat.experiment.spec.adapters import as_choice
-
-    try:
-        as_choice(setting, given, "")
-    except ConfigError:
-        return False
-    return True
-
-
-def default_choice(setting: str, name: str, home: Path | None = None) -> Any:
-    """What a name alone means: that choice with its defaults."""
-    cls = find_choice(setting, name, home)
-    missing = [f.name for f in fields(cls) if f.init and f.default is f.default_factory]  # both are MISSING
-    if missing:
-        what = f"{CHOICE_TITLES.get(setting, setting)} {name!r} has settings that must be given"
-        raise ConfigError(f"{what}: write {setting}: {{name: {name}, {missing[0]}: …}}")
-    return make_choice(cls)
-
-
-def make_choice(cls: type, **settings: Any) -> Any:
-    """The choice with these settings. Whatever somebody's own class raises then is one line."""
-    try:
-        return cls(**settings)
-    except OffbeatError:
-        raise
-    except Exception as error:
-        if cls not in _origins:
-            raise
-        raise ConfigError(f"{short_name(_origins[cls].name)}: {describe_error(error)}") from None
-
-
-def name_of(setting: str, value: Any) -> str:
-    """What a file calls a choice; of one's own code the whole path, so that it is found from anywhere."""
-    if isinstance(value, UnloadedChoice):
-        return value.name
-    for name, cls in CHOICES[setting].items():
-        if type(value) is cls:
-            return name
-    return _origins[type(value)].name if type(value) in _origins else type(value).__name__
-
-
-def short_name(name: str) -> str:
-    """What tables and folders call it: 'CosBuff' for 'mine.py:CosBuff'."""
-    return name.rpartition(":")[2] if user_code.is_reference(name) else name
-
-
-def is_user_code(value: Any) -> bool:
-    """Is this choice of a file of somebody's own, run or not?"""
-    found = _origins.get(type(value))
-    return isinstance(value, UnloadedChoice) or (found is not None and found.path is not None)
-
-
-def user_files(value: Any) -> list[Path]:
-    """The files of one's own code that anything in this value is of, each once."""
-    paths: dict[Path, None] = {}
-    waiting = [value]
-    while waiting:
-        here = waiting.pop()
-        if isinstance(here, tuple):
-            waiting += here
-        elif is_dataclass(here) and not isinstance(here, type):
-            waiting += [getattr(here, f.name) for f in fields(here)]
-            if type(here) in _origins and (path := _origins[type(here)].path) is not None:
-                paths[path] = None
-    return sorted(paths)
-
-
-@dataclass(frozen=True)
-class UnloadedChoice:
-    """A choice whose code is not run: for whoever only reads what a run was made for."""
-
-    name: str
-    settings: str = "{}"  # JSON
-
-    def to_values(self) -> dict[str, Any]:
-        return {"name": self.name, **json.loads(self.settings)}
-
-    def load(self, *_: Any) -> Any:
-        raise DataError(f"{short_name(self.name)} is code of somebody's own, which is not run here")
-
-    build = split = of = load  # whatever it is, nothing can be done with it
-
-
-def unloaded_choice(
-    setting: str, name: str, settings: Mapping[str, Any], home: Path | None = None
-) -> UnloadedChoice | None:
-    """None for what is built in: that is known without running anything of anybody's."""
-    if user_code.is_reference(name):
-        name = str(user_code.parse_reference(name, home))
-    elif name in CHOICES[setting] or name not in package_names(setting):
-        return None
-    return UnloadedChoice(name, json.dumps(settings, sort_keys=True, default=str))
-
-
-log = logging.getLogger("offbeat")
-
+CHOICE_TITLES = {"data": "data set"}  # titles of settings that differ from the name
 ENTRY_POINT_GROUPS = {
     "strategy": "offbeat.strategies",
     "data": "offbeat.datasets",
@@ -198,38 +63,176 @@ ENTRY_POINT_GROUPS = {
 }
 
 
+@dataclass(frozen=True)
+class _Origin:
+    name: str  # valid anywhere in a file
+    path: Path | None = None  # of the file with the code, if there is one
+
+
+_origins: dict[type, _Origin] = {}  # of classes that are not built in
+_classes: dict[tuple[str, str], tuple[object, type]] = {}  # (setting, name) -> object in the file, and its class
+
+
+def find_choice(setting: str, name: str, folder: Path | None = None) -> type:
+    """Return the class for a name; raise ConfigError with the nearest right name if there is none.
+
+    FILE.py:Name is relative to `folder`, by default the working folder.
+    """
+    registry = CHOICES[setting]
+    if name in registry:
+        return registry[name]
+    if user_code.is_reference(name):
+        reference = user_code.parse_reference(name, folder, lambda value: _is_valid(setting, value))
+        value = user_code.load_object(reference, folder)
+        return _choice_class(setting, value, str(reference), reference.relative, reference.path)
+    if name in package_names(setting):
+        return _choice_class(setting, load_from_package(setting, name), name, name, None)
+    names = [*registry, *package_names(setting, registry)]
+    raise unknown_name(CHOICE_TITLES.get(setting, setting), name, names)
+
+
+def _choice_class(setting: str, value: object, name: str, title: str, path: Path | None) -> type:
+    from offbeat.experiment.spec.adapters import as_choice
+
+    cached = _classes.get((setting, name))
+    if cached is None or cached[0] is not value:  # the object changes when its file is edited
+        cached = _classes[setting, name] = (value, as_choice(setting, value, title))
+        _origins[cached[1]] = _Origin(name, path)
+    return cached[1]
+
+
+def _is_valid(setting: str, value: object) -> bool:
+    from offbeat.experiment.spec.adapters import as_choice
+
+    try:
+        as_choice(setting, value, "")
+    except ConfigError:
+        return False
+    return True
+
+
+def default_choice(setting: str, name: str, folder: Path | None = None) -> Any:
+    """Return a choice with default settings."""
+    cls = find_choice(setting, name, folder)
+    missing = [f.name for f in fields(cls) if f.init and f.default is f.default_factory]  # both are MISSING
+    if missing:
+        title = f"{CHOICE_TITLES.get(setting, setting)} {name!r} has required settings"
+        raise ConfigError(f"{title}: write {setting}: {{name: {name}, {missing[0]}: …}}")
+    return make_choice(cls)
+
+
+def make_choice(cls: type, **settings: object) -> Any:
+    """Create a choice with these settings; an error of a user's class becomes one line."""
+    try:
+        return cls(**settings)
+    except OffbeatError:
+        raise
+    except Exception as error:
+        if cls not in _origins:
+            raise
+        raise ConfigError(f"{short_name(_origins[cls].name)}: {describe_error(error)}") from None
+
+
+def name_of(setting: str, value: object) -> str:
+    """Return the name of a choice in files; for user code with the absolute path."""
+    if isinstance(value, UnloadedChoice):
+        return value.name
+    for name, cls in CHOICES[setting].items():
+        if type(value) is cls:
+            return name
+    return _origins[type(value)].name if type(value) in _origins else type(value).__name__
+
+
+def short_name(name: str) -> str:
+    """Return the name of a choice in tables and folders: 'CosBuff' for 'mine.py:CosBuff'."""
+    return name.rpartition(":")[2] if user_code.is_reference(name) else name
+
+
+def is_user_code(value: object) -> bool:
+    """Tell whether a choice is defined in a file of the user."""
+    origin = _origins.get(type(value))
+    return isinstance(value, UnloadedChoice) or (origin is not None and origin.path is not None)
+
+
+def user_files(value: object) -> list[Path]:
+    """List the files with user code of a value and everything in it."""
+    paths: set[Path] = set()
+    waiting = [value]
+    while waiting:
+        item = waiting.pop()
+        if isinstance(item, tuple):
+            waiting += item
+        elif is_dataclass(item) and not isinstance(item, type):
+            waiting += [getattr(item, f.name) for f in fields(item)]
+            if type(item) in _origins and (path := _origins[type(item)].path) is not None:
+                paths.add(path)
+    return sorted(paths)
+
+
+@dataclass(frozen=True)
+class UnloadedChoice:
+    """A choice whose code is not executed, because the experiment is only read."""
+
+    name: str
+    settings: str = "{}"  # JSON
+
+    def to_values(self) -> dict[str, Any]:
+        """Return name and settings."""
+        return {"name": self.name, **json.loads(self.settings)}
+
+    def load(self, *_: object) -> Any:
+        """Raise, because the code is not loaded."""
+        raise DataError(f"{short_name(self.name)} is user code, which is not executed here")
+
+    build = split = of = load
+
+
+def unloaded_choice(
+    setting: str, name: str, settings: Mapping[str, object], folder: Path | None = None
+) -> UnloadedChoice | None:
+    """Return a choice without executing its code; None if it is built in."""
+    if user_code.is_reference(name):
+        name = str(user_code.parse_reference(name, folder))
+    elif name in CHOICES[setting] or name not in package_names(setting):
+        return None
+    return UnloadedChoice(name, json.dumps(settings, sort_keys=True, default=str))
+
+
+# ---------------------------------------------------------------- installed packages
+
+
 def package_names(setting: str, built_in: Collection[str] = ()) -> list[str]:
-    """Without what is built in: that wins, and is said once."""
-    found = _entry_points(setting)
-    for name in sorted(found.keys() & set(built_in)):
+    """List the names from packages, except built-in ones, which take precedence."""
+    declared = _entry_points(setting)
+    for name in sorted(declared.keys() & set(built_in)):
         _warn_shadowed(setting, name, package_version(setting, name))
-    return [name for name in found if name not in built_in]
+    return [name for name in declared if name not in built_in]
 
 
-def load_from_package(setting: str, name: str) -> Any:
+def load_from_package(setting: str, name: str) -> object:
+    """Load the object that a package provides under a name."""
     try:
         return _entry_points(setting)[name].load()
     except (Exception, SystemExit) as error:
-        raise ConfigError(
-            f"{name!r} is of the package {package_version(setting, name)}, which is broken: {describe_error(error)}"
-        ) from None
+        package = package_version(setting, name)
+        raise ConfigError(f"{name!r} from the package {package} is broken: {describe_error(error)}") from None
 
 
 def package_version(setting: str, name: str) -> str:
-    """With its version."""
+    """Return name and version of the package that provides a name."""
     package = _entry_points(setting)[name].dist
     return "(unknown)" if package is None else f"{package.name} {package.version}"
 
 
 @cache
 def _entry_points(setting: str) -> dict[str, EntryPoint]:
-    """Of two packages with one name, the first in the order of their names."""
-    found = sorted(
+    """Return entry points by name; of two packages with the same name, the first in alphabetical order wins."""
+    points = sorted(
         entry_points(group=ENTRY_POINT_GROUPS[setting]), key=lambda e: (e.name, e.dist.name if e.dist else "")
     )
-    return {entry.name: entry for entry in reversed(found)}
+    return {point.name: point for point in reversed(points)}
 
 
 @cache
 def _warn_shadowed(setting: str, name: str, package: str) -> None:
-    log.warning("%s is a %s of offbeat's own: the one of %s is not used", name, setting, package)
+    log.warning("%s is a built-in %s: the one from %s is not used", name, setting, package)

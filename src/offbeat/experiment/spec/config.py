@@ -1,4 +1,4 @@
-"""An experiment is a value: what is trained, by whom, how fast, with which strategy, until when."""
+"""Define `Experiment`, the frozen value that describes a run completely, and check its settings."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import Literal, get_args
 
-from offbeat.core.errors import require, unknown_name
+from offbeat.core.errors import format_count, require, unknown_name
 from offbeat.core.protocol import Strategy
 from offbeat.core.strategies.ca2fl import CA2FL
 from offbeat.core.strategies.fedasync import FedAsync
@@ -14,79 +14,73 @@ from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.core.strategies.fedfa import FedFa
 from offbeat.core.strategies.fedpsa import FedPSA
 from offbeat.core.strategy_contract import contract_of
-from offbeat.engine.until import Target, Until
+from offbeat.engine import Target, Until
 from offbeat.experiment.spec.choices import CHOICES, default_choice, name_of, short_name
-from offbeat.scenario.availability import Always, Availability
-from offbeat.scenario.data import DataSource
-from offbeat.scenario.data.built_in import Digits
+from offbeat.scenario import Always, Availability, Fault, Instant, Network, Static, Stream
+from offbeat.scenario.data import DataSource, Digits
 from offbeat.scenario.delays import Delays, PerClient, Uniform
-from offbeat.scenario.faults import Fault
 from offbeat.scenario.models import Cnn, Model
-from offbeat.scenario.network import Instant, Network
 from offbeat.scenario.partition import Dirichlet, Partition, Split
-from offbeat.scenario.streaming import Static, Stream
-from offbeat.training.evaluation import Survey
-from offbeat.training.tasks import LossChoice, TaskLoss
-from offbeat.training.trainer import Training
+from offbeat.training import LossChoice, Survey, TaskLoss, Training
 
 __all__ = ["CHOICES", "Evaluate", "Experiment", "is_pooled", "name_of", "strategy_name"]
 
-# what the metrics on the grid are of: the model on the data set's test examples, or the mean over clients of each one's
-# on its own
+# metrics of the model on the test examples of the data set, or means over clients on their own test examples
 Evaluate = Literal["test", "clients"]
-
-
 SeedPurpose = Literal["partition", "delays", "model", "batches"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Seeds:
-    """Of what is drawn at random, a part each, where it is not to follow the experiment's seed (None)."""
+    """Separate seeds for parts of the random draws; None stands for the seed of the experiment."""
 
-    partition: int | None = None  # who holds what, and in which order data arrives
-    delays: int | None = None  # how long everything takes, who is away, what is lost on the way
+    partition: int | None = None  # assignment of examples to clients, and their order of arrival
+    delays: int | None = None  # durations, availability and losses in transit
     model: int | None = None  # initial weights
-    batches: int | None = None  # batches, noise, results that faults spoil, and what a strategy draws
+    batches: int | None = None  # batches, noise, corrupted results, and draws of strategies
 
     def __post_init__(self) -> None:
-        for what in get_args(SeedPurpose):
-            seed = getattr(self, what)
-            require(seed is None or seed >= 0, f"{what} = {seed}: must be 0 or more")
+        for purpose in get_args(SeedPurpose):
+            seed = getattr(self, purpose)
+            require(seed is None or seed >= 0, f"{purpose} = {seed}: must be 0 or more")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Experiment:
-    name: str = "experiment"  # of its folder: runs/NAME-1
-    data: DataSource | str = Digits()  # a name alone is that data set with its defaults
-    model: Model = Cnn()  # what is trained
-    clients: int = 20  # how many; left out where the data has owners: all of them
-    partition: Partition = Dirichlet()  # who holds which examples
-    split: Split = Split()  # of each client's examples: trained on, for validation, for a test of its own
-    delays: Delays = Uniform(low=10.0, high=100.0)  # how long a job takes, in virtual seconds
-    network: Network = Instant()  # what sending models takes, on top of the delays
-    availability: Availability = Always()  # when can clients be reached?
-    faults: tuple[Fault, ...] = ()  # what goes wrong
-    streaming: Stream = Static()  # does the clients' data arrive over time?
-    training: Training = Training()  # what a client does with a model
-    loss: LossChoice = TaskLoss()  # what is descended
-    strategy: Strategy = FedAsync()  # the method
-    until: Until = Until(seconds=3600.0)  # when it ends: 3600s, 2h, 500updates, acc=0.9, or several with commas
-    target: Target | None = None  # what "time to target" in a table means; it does not end the run
-    evaluate: Evaluate = "test"  # on the test examples, or the mean over clients of each one's own
-    evaluate_every: float | None = None  # virtual seconds; None: a fiftieth of the run
-    survey: Survey = Survey()  # every client on its own examples
-    max_norm: float | None = None  # admission gate: refuse updates that moved further than this
-    timeout: float = 10.0  # a ticket expires after this many times its expected duration
-    seed: int = 0  # of everything that is drawn
-    seeds: Seeds = Seeds()  # where the seed of a part is to be another
+    """All settings that decide the result of a run."""
 
-    def seed_of(self, what: SeedPurpose) -> int:
-        own: int | None = getattr(self.seeds, what)
-        return self.seed if own is None else own
+    name: str = "experiment"  # used for the run folder: runs/NAME-1
+    data: DataSource | str = Digits()  # data set; a name stands for its defaults
+    model: Model = Cnn()  # the model to train
+    clients: int = 20  # number of clients; if omitted for data with owners: all owners
+    partition: Partition = Dirichlet()  # assignment of examples to clients
+    split: Split = Split()  # shares of each client's examples for training, validation and its own test
+    delays: Delays = Uniform(low=10.0, high=100.0)  # duration of jobs in virtual seconds
+    network: Network = Instant()  # time to send models, in addition to the delays
+    availability: Availability = Always()  # when clients are reachable
+    faults: tuple[Fault, ...] = ()  # what goes wrong
+    streaming: Stream = Static()  # arrival of the clients' data over time
+    training: Training = Training()  # local training of clients
+    loss: LossChoice = TaskLoss()  # the loss to minimize
+    strategy: Strategy = FedAsync()  # the method
+    until: Until = Until(seconds=3600.0)  # end of the run: 3600s, 2h, 500updates, acc=0.9, or several with commas
+    target: Target | None = None  # definition of "time to target"; it does not end the run
+    evaluate: Evaluate = "test"  # on the test examples, or mean over clients on their own
+    evaluate_every: float | None = None  # virtual seconds between evaluations; None: a fiftieth of the run
+    survey: Survey = Survey()  # evaluation of each client on its own examples
+    max_norm: float | None = None  # the admission gate refuses updates that moved further than this
+    timeout: float = 10.0  # tickets expire after this multiple of their expected duration
+    seed: int = 0  # decides all random draws
+    seeds: Seeds = Seeds()  # separate seeds for parts of the random draws
+
+    def seed_of(self, purpose: SeedPurpose) -> int:
+        """Return the seed for a part of the random draws."""
+        seed: int | None = getattr(self.seeds, purpose)
+        return self.seed if seed is None else seed
 
     @property
     def population(self) -> int:
-        """How many clients take part: one where a method pools all data."""
+        """Return the number of clients that take part: one if the method pools all data."""
         return 1 if is_pooled(self.strategy) else self.clients
 
     def __post_init__(self) -> None:
@@ -106,40 +100,41 @@ class Experiment:
         )
         require(self.max_norm is None or self.max_norm > 0, f"max_norm = {self.max_norm}: must be positive")
         if isinstance(self.delays, PerClient):
-            given = len(self.delays.means)
-            require(given >= self.clients, f"delays: {given} means for {self.clients} clients: one for each is needed")
+            count = len(self.delays.means)
+            require(count >= self.clients, f"delays: {count} means for {self.clients} clients: one for each is needed")
 
 
 def is_pooled(strategy: Strategy) -> bool:
+    """Tell whether a method trains one client with all data."""
     return contract_of(strategy).pooled
 
 
 def strategy_name(experiment: Experiment) -> str:
+    """Return the name of the strategy for tables."""
     return short_name(name_of("strategy", experiment.strategy))
 
 
-# the setting that says how many updates a step takes together
+# strategy -> the setting with the number of updates per step
 BUFFER_SIZE_SETTINGS: dict[type, str] = {FedBuff: "k", CA2FL: "k", FedFa: "k", FedPSA: "buffer"}
 
 
 def setting_warnings(experiment: Experiment) -> list[str]:
-    """A line for each."""
+    """Return a line for each valid setting that does not fit this world, mostly defaults for more clients."""
     strategy = experiment.strategy
     setting = BUFFER_SIZE_SETTINGS.get(type(strategy))
     if setting is None:
         return []
-    size, at_work = getattr(strategy, setting), max_active_clients(experiment)
-    if size <= at_work:
+    size, active = getattr(strategy, setting), max_active_clients(experiment)
+    if size <= active:
         return []
-    whose = ", its default," if size == getattr(type(strategy), setting) else ""  # of a dataclass: the default
-    can = "1 client" if at_work == 1 else f"{at_work} clients"
+    default = " (the default)" if size == getattr(type(strategy), setting) else ""
     return [
-        f"strategy.{setting} = {size}{whose} is more than the {can} that can be at work at once: every step takes "
-        f"several updates of the same; choose {at_work} or less"
+        f"strategy.{setting} = {size}{default} exceeds the {format_count(active, 'client')} that can work at once: "
+        f"each step will average several updates from the same client; choose {active} or less"
     ]
 
 
 def max_active_clients(experiment: Experiment) -> int:
-    """At most, when all are there."""
+    """Return the largest number of clients that can work at the same time."""
     limit = getattr(experiment.strategy, "concurrency", None)
     return experiment.population if limit is None else min(limit, experiment.population)

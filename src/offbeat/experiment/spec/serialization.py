@@ -1,22 +1,22 @@
-"""Experiments as plain data and back: what an experiment file holds.
+"""Conversion of experiments to plain values and back, as an experiment file holds them.
 
-Pydantic checks the leaves; the walk over named choices is ours, so that every mistake gets one line that says where
-it is, what was given and the nearest right name. Impossible values are refused by the settings themselves.
+Pydantic validates single values. The walk over settings and named choices is our own, so that every error is one line
+with the path of the setting, the value and the nearest valid name.
 """
 
 from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Mapping
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, TypeAlias, cast, get_args, get_origin
 
 from offbeat.core.errors import ConfigError, OffbeatError, describe_choices, unknown_name
 from offbeat.core.protocol import LocalWork
-from offbeat.engine.until import Target, Until, parse_until
+from offbeat.engine import Target, Until, parse_until
 from offbeat.experiment.spec.choices import (
     CHOICE_TITLES,
     CHOICES,
@@ -28,112 +28,116 @@ from offbeat.experiment.spec.choices import (
 )
 from offbeat.experiment.spec.config import Experiment
 
-HIDDEN_SETTINGS: dict[type, tuple[str, ...]] = {
-    LocalWork: ("rule", "extras")
-}  # code, not settings: a file cannot give them
-TEXT_SETTINGS = (Until, Target)  # settings written as one word
-MAX_INTEGER = 2**128  # of whole numbers
+Hint: TypeAlias = object  # a type annotation at run time
+
+HIDDEN_SETTINGS: dict[type, tuple[str, ...]] = {LocalWork: ("rule", "extras")}  # code, which a file cannot hold
+TEXT_SETTINGS = (Until, Target)  # dataclasses that are written as text
+MAX_INTEGER = 2**128
 
 
 @dataclass(frozen=True)
 class FileContext:
-    """Where plain data stands: FILE.py:Name is meant from its folder. Who only reads a run runs nobody's code."""
+    """The folder that FILE.py:Name is relative to, and whether such code may be executed."""
 
     folder: Path | None = None  # None: the working folder
     runs_code: bool = True
 
 
-def to_values(value: Any, setting: str | None = None) -> Any:
-    """Dataclasses become mappings, choices get their name."""
+def to_values(value: object, setting: str | None = None) -> Any:
+    """Convert a setting to plain values: dataclasses become mappings, and choices get their name."""
     if isinstance(value, TEXT_SETTINGS):
         return str(value)
     if isinstance(value, UnloadedChoice):
         return value.to_values()
     if is_dataclass(value) and not isinstance(value, type):
-        shown = [f.name for f in fields(value) if f.init and f.name not in HIDDEN_SETTINGS.get(type(value), ())]
-        body = {name: to_values(getattr(value, name), name) for name in shown}
-        return {"name": name_of(setting, value), **body} if setting in CHOICES else body
+        values = {name: to_values(getattr(value, name), name) for name in _visible_fields(type(value))}
+        return {"name": name_of(setting, value), **values} if setting in CHOICES else values
     if isinstance(value, tuple):
-        return [to_values(v, setting) for v in value]
+        return [to_values(item, setting) for item in value]
     return value
 
 
-def experiment_from_values(tree: Any, home: FileContext = FileContext()) -> Experiment:
-    if not isinstance(tree, Mapping):
-        given = "nothing" if tree is None else "a list" if isinstance(tree, list) else _format_value(tree)
-        raise ConfigError(f"an experiment file holds settings like 'clients: 20', this one {given}")
-    made = _build(Experiment, tree, "", home)
-    assert isinstance(made, Experiment)
-    return made
+def experiment_from_values(values: object, context: FileContext = FileContext()) -> Experiment:
+    """Build an experiment from plain values."""
+    if not isinstance(values, Mapping):
+        kind = "nothing" if values is None else "a list" if isinstance(values, list) else _format_value(values)
+        raise ConfigError(f"an experiment file holds settings such as 'clients: 20', this one {kind}")
+    experiment = _build(Experiment, values, "", context)
+    assert isinstance(experiment, Experiment)
+    return experiment
 
 
-def _build(cls: type, tree: Mapping[str, Any], path: str, home: FileContext) -> Any:
-    """Make a dataclass from plain data; `path` says where we are, for the messages."""
-    known = {f.name: f for f in fields(cls) if f.init and f.name not in HIDDEN_SETTINGS.get(cls, ())}
-    hints = _hints(cls)
-    values: dict[str, Any] = {}
-    for key, value in tree.items():
+def _visible_fields(cls: type) -> dict[str, Field[object]]:
+    return {f.name: f for f in fields(cls) if f.init and f.name not in HIDDEN_SETTINGS.get(cls, ())}
+
+
+def _build(cls: type, values: Mapping[str, object], path: str, context: FileContext) -> object:
+    """Build a dataclass; `path` is its place in the experiment, for errors."""
+    known, hints = _visible_fields(cls), _hints(cls)
+    settings: dict[str, object] = {}
+    for key, value in values.items():
         if key not in known:
             raise ConfigError(f"{path or 'experiment'}: {unknown_name('setting', str(key), known)}")
-        values[key] = _value(hints[key], key, value, f"{path}.{key}" if path else key, home)
+        settings[key] = _build_setting(hints[key], key, value, f"{path}.{key}" if path else key, context)
     missing = [
         name
         for name, f in known.items()
-        if name not in values and f.default is MISSING and f.default_factory is MISSING
+        if name not in settings and f.default is MISSING and f.default_factory is MISSING
     ]
     if missing:
         raise ConfigError(f"{path}: {', '.join(missing)} must be given")
     try:
-        return make_choice(cls, **values)
+        return make_choice(cls, **settings)
     except OffbeatError as error:
-        named = not path or str(error).startswith(path)  # some settings name themselves in full
-        raise ConfigError(str(error) if named else f"{path}: {error}") from None
+        raise _with_path(error, path) from None
 
 
-def _value(hint: Any, key: str, value: Any, path: str, home: FileContext) -> Any:
-    chosen = key in CHOICES and not _is_basic(hint)  # a function of one's own may call an argument so
-    if chosen and isinstance(value, list) and get_origin(hint) is tuple:  # several of them
-        return tuple(_choice(key, v, f"{path}[{i}]", home) for i, v in enumerate(value))
-    if chosen:
-        return _choice(key, value, path, home)
-    parts = _union_members(hint)
-    if value is None and type(None) in parts:
+def _with_path(error: OffbeatError, path: str) -> ConfigError:
+    """Precede an error by the path of its setting, unless it begins with it."""
+    return ConfigError(str(error) if not path or str(error).startswith(path) else f"{path}: {error}")
+
+
+def _build_setting(hint: Hint, key: str, value: object, path: str, context: FileContext) -> object:
+    if key in CHOICES and not _is_basic(hint):  # a user's function may have an argument of the same name
+        if isinstance(value, list) and get_origin(hint) is tuple:
+            return tuple(_build_choice(key, item, f"{path}[{i}]", context) for i, item in enumerate(value))
+        return _build_choice(key, value, path, context)
+    members = _union_members(hint)
+    if value is None and type(None) in members:
         return None
-    for part in parts:
-        if part is Until:
+    for member in members:
+        if member is Until:
             return _parse_text(parse_until, value, path)
-        if part is Target:
+        if member is Target:
             return _parse_text(_parse_target, value, path)
-        if isinstance(part, type) and is_dataclass(part):
-            return _build(part, _require_mapping(part, value, path), path, home)
+        if isinstance(member, type) and is_dataclass(member):
+            if not isinstance(value, Mapping):
+                names = ", ".join(_visible_fields(member))
+                raise ConfigError(f"{path} = {_format_value(value)}: it is a section with the settings {names}")
+            return _build(member, value, path, context)
     return _check_value(hint, value, path)
 
 
-def _require_mapping(cls: type, value: Any, path: str) -> Mapping[str, Any]:
-    if isinstance(value, Mapping):
-        return value
-    known = [f.name for f in fields(cls) if f.name not in HIDDEN_SETTINGS.get(cls, ())]
-    raise ConfigError(f"{path} = {_format_value(value)}: it has settings of its own: {', '.join(known)}")
-
-
-def _choice(setting: str, value: Any, path: str, home: FileContext) -> Any:
-    """A named choice: 'dirichlet', or {name: dirichlet, alpha: 0.3}; also FILE.py:Name."""
+def _build_choice(setting: str, value: object, path: str, context: FileContext) -> object:
+    """Build a choice: 'dirichlet', {name: dirichlet, alpha: 0.3} or FILE.py:Name."""
     if isinstance(value, str):
         value = {"name": value}
-    word = CHOICE_TITLES.get(setting, setting)
-    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        raise ConfigError(f"{path}: {_format_value(value)} names no {word}; {describe_choices(word, CHOICES[setting])}")
-    name, body = value["name"], {k: v for k, v in value.items() if k != "name"}
-    if not home.runs_code and (left := unloaded_choice(setting, name, body, home.folder)) is not None:
-        return left
-    return _build(find_choice(setting, name, home.folder), body, path, home)
+    title = CHOICE_TITLES.get(setting, setting)
+    if not isinstance(value, Mapping) or not isinstance(name := value.get("name"), str):
+        raise ConfigError(
+            f"{path}: {_format_value(value)} names no {title}; {describe_choices(title, CHOICES[setting])}"
+        )
+    settings = {key: item for key, item in value.items() if key != "name"}
+    if not context.runs_code and (unloaded := unloaded_choice(setting, name, settings, context.folder)) is not None:
+        return unloaded
+    return _build(find_choice(setting, name, context.folder), settings, path, context)
 
 
-def _parse_text(parse: Any, value: Any, path: str) -> Any:
+def _parse_text(parse: Callable[[str], object], value: object, path: str) -> object:
     try:
         return parse(str(value))
     except OffbeatError as error:
-        raise ConfigError(str(error) if str(error).startswith(path) else f"{path}: {error}") from None
+        raise _with_path(error, path) from None
 
 
 def _parse_target(text: str) -> Target:
@@ -141,81 +145,83 @@ def _parse_target(text: str) -> Target:
         target = parse_until(text, Until(updates=1)).target
         if target is not None:
             return target
-    raise ConfigError(f"target {text!r} is not understood: write 'acc=0.9'")
+    raise ConfigError(f"target {text!r} is invalid: write 'acc=0.9'")
 
 
-def _check_value(hint: Any, value: Any, path: str) -> Any:
+def _check_value(hint: Hint, value: object, path: str) -> object:
     from pydantic import TypeAdapter, ValidationError
 
-    if isinstance(value, bool) and (word := "on" if value else "off") in _literals(hint):
-        return word  # YAML reads these words as true and false
+    literals = _literals(hint)
+    if isinstance(value, bool) and (word := "on" if value else "off") in literals:
+        return word  # YAML reads on and off as booleans
     try:
-        if _has_bool(value) and bool not in _union_members(hint):  # pydantic would take true for 1
+        if _has_bool(value) and bool not in _union_members(hint):  # pydantic would accept true as 1
             raise TypeError
-        made = _to_tuples(TypeAdapter(hint).validate_python(value))
-        if _too_large(made):
+        checked = _to_tuples(TypeAdapter(cast(Any, hint)).validate_python(value))
+        if _too_large(checked):
             raise TypeError
-        return made
+        return checked
     except (TypeError, OverflowError, ValidationError):
-        choices = _literals(hint)
-        if choices and isinstance(value, str):
-            raise ConfigError(f"{path}: {unknown_name('value', value, choices)}") from None
+        if literals and isinstance(value, str):
+            raise ConfigError(f"{path}: {unknown_name('value', value, literals)}") from None
         raise ConfigError(f"{path} = {_format_value(value)}: expected {describe_type(hint)}") from None
 
 
-def _to_tuples(value: Any) -> Any:
-    """Settings are compared and hashed, also those of which nothing says what they are."""
+def _to_tuples(value: object) -> object:
+    """Convert lists to tuples, because settings are compared and hashed."""
     return tuple(map(_to_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _too_large(value: Any) -> bool:
-    """A whole number that counts nothing: 38 digits are more than anything here has."""
-    return (
-        any(map(_too_large, value))
-        if isinstance(value, tuple)
-        else isinstance(value, int) and abs(value) >= MAX_INTEGER
-    )
+def _too_large(value: object) -> bool:
+    if isinstance(value, tuple):
+        return any(map(_too_large, value))
+    return isinstance(value, int) and abs(value) >= MAX_INTEGER
 
 
-def _has_bool(value: Any) -> bool:
+def _has_bool(value: object) -> bool:
     return isinstance(value, bool) or (isinstance(value, list) and any(map(_has_bool, value)))
 
 
-def _union_members(hint: Any) -> tuple[Any, ...]:
-    """The members of a union; any other type is alone."""
+def _union_members(hint: Hint) -> tuple[Hint, ...]:
+    """Return the members of a union, or the hint itself."""
     return get_args(hint) if get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
-def _is_basic(hint: Any) -> bool:
-    """Text, numbers and nothing else."""
-    return all(part in (bool, int, float, str, type(None)) for part in _union_members(hint))
+def _is_basic(hint: Hint) -> bool:
+    return all(member in (bool, int, float, str, type(None)) for member in _union_members(hint))
 
 
-def _literals(hint: Any) -> list[str]:
-    return [str(v) for part in _union_members(hint) if get_origin(part) is typing.Literal for v in get_args(part)]
+def _literals(hint: Hint) -> list[str]:
+    return [str(v) for m in _union_members(hint) if get_origin(m) is typing.Literal for v in get_args(m)]
 
 
-def _format_value(value: Any) -> str:
-    """A value as a file would write it."""
+def _format_value(value: object) -> str:
+    """Format a value as a file would write it."""
     if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
+        return "null" if value is None else str(value).lower()
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def describe_type(hint: Any) -> str:
-    """What may be given, in words."""
-    parts = _union_members(hint)
-    if len(parts) > 1:
-        return " or ".join(describe_type(part) for part in parts if part is not int or float not in parts)
+def describe_type(hint: Hint) -> str:
+    """Describe the values that an annotation allows."""
+    members = _union_members(hint)
+    if len(members) > 1:
+        return " or ".join(describe_type(member) for member in members if member is not int or float not in members)
     if get_origin(hint) is typing.Literal:
-        return " or ".join(repr(v) for v in get_args(hint))
+        return " or ".join(repr(value) for value in get_args(hint))
     if get_origin(hint) is tuple:
         return f"a list, each entry {describe_type(get_args(hint)[0])}"
-    words = {int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null"}
-    return words.get(hint, str(hint))
+    titles: dict[Hint, str] = {
+        int: "a whole number",
+        float: "a number",
+        str: "text",
+        bool: "true or false",
+        type(None): "null",
+    }
+    return titles.get(hint, str(hint))
 
 
 @cache
-def _hints(cls: type) -> dict[str, Any]:
+def _hints(cls: type) -> dict[str, Hint]:
     return typing.get_type_hints(cls)

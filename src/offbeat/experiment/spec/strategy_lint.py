@@ -1,6 +1,6 @@
-"""Beyond the laws: what experiment files, `offbeat list` and the engine expect of a strategy of one's own.
+"""Checks of a user's strategy beyond the laws: what experiment files, `offbeat list` and the engine need.
 
-What a run needs is a rule that may be broken; the rest is advice, with the part that does it right.
+`check_form` tests what a run requires; `suggest_improvements` gives advice.
 """
 
 from __future__ import annotations
@@ -8,96 +8,104 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
 from math import nan
-from typing import Any
 
 from offbeat.core.about import About
 from offbeat.core.errors import ConfigError, describe_error
+from offbeat.core.protocol import Strategy
 from offbeat.experiment.spec.choices import CHOICES, find_choice
 from offbeat.experiment.spec.serialization import experiment_from_values, to_values
 
 FROZEN = "frozen dataclass"
 STORED = "settings"
 MEANING = {
-    FROZEN: "it prints, compares and hashes by its settings, and cannot change while it runs",
-    STORED: "an experiment file can hold every setting, and reads back as it was written",
+    FROZEN: "it prints, compares and hashes by its settings, and cannot change during a run",
+    STORED: "an experiment file can store every setting and reads it back unchanged",
 }
 
 
 @dataclass(frozen=True)
 class LintResult:
+    """The result of one check."""
+
     rule: str
     passed: bool
     message: str = ""
 
     @property
     def meaning(self) -> str:
+        """Explain the rule."""
         return MEANING[self.rule]
 
 
-def check_form(reference: str, strategy: Any) -> list[LintResult]:
-    """What is right and wrong about the form of a strategy that is written FILE.py:Name."""
+def check_form(reference: str, strategy: Strategy) -> list[LintResult]:
+    """Check the class and the settings of a strategy that is written FILE.py:Name."""
     try:
         find_choice("strategy", reference)
     except ConfigError as error:
         return [LintResult(FROZEN, False, str(error))]
-    wrong = _unstorable(strategy)
-    return [LintResult(FROZEN, True), LintResult(STORED, wrong is None, wrong or "")]
+    problem = _find_unstorable(strategy)
+    return [LintResult(FROZEN, True), LintResult(STORED, problem is None, problem or "")]
 
 
-def suggest_improvements(strategy: Any) -> Iterator[str]:
-    """What may be left as it is, and would be better."""
+def suggest_improvements(strategy: Strategy) -> Iterator[str]:
+    """Yield advice on optional improvements."""
     cls = type(strategy)
-    if is_dataclass(cls) and (cls.__doc__ or "").startswith(f"{cls.__name__}("):  # what dataclass writes itself
-        yield f'say in one line what it does, """so""", below class {cls.__name__}: lists and pages print it'
+    if is_dataclass(cls) and (cls.__doc__ or "").startswith(f"{cls.__name__}("):  # written by @dataclass
+        yield f"add a docstring of one line below class {cls.__name__}: lists and pages print it"
     if not isinstance(getattr(cls, "about", None), About):
         yield (
-            'about: ClassVar[About] = About("asynchronous", keeps="nothing", uploads="model"), of offbeat.core.about, '
-            "says what 'offbeat list' tells of a method"
+            'add about: ClassVar[About] = About("asynchronous", keeps="nothing", uploads="model"), from '
+            "offbeat.core.about, for 'offbeat list'"
         )
-    for name, odd, instead in _accepted(strategy):
-        yield f"{name} = {odd} is accepted: write {instead}, of offbeat.core.settings, and inherit Settings"
+    for name, value, annotation in _accepted_nonsense(strategy):
+        yield f"{name} = {value} is accepted: write {annotation}, from offbeat.core.settings, and inherit Settings"
 
 
-def _accepted(strategy: Any) -> Iterator[tuple[str, Any, str]]:
-    """Settings that take what nobody can mean, and the annotation that would not."""
-    for f in fields(strategy) if is_dataclass(strategy) else ():
+def _accepted_nonsense(strategy: Strategy) -> Iterator[tuple[str, float, str]]:
+    """Yield settings that accept NaN or -1, the value, and an annotation that would reject it."""
+    if not is_dataclass(strategy):
+        return
+    for f in fields(strategy):
         value = getattr(strategy, f.name)
-        if type(value) is float and _takes(strategy, f.name, nan):
+        if type(value) is float and _accepts(strategy, f.name, nan):
             yield f.name, nan, f"{f.name}: Rate (positive), Share (in (0, 1]) or NonNegative"
-        if type(value) is int and value >= 1 and _takes(strategy, f.name, -1):
+        if type(value) is int and value >= 1 and _accepts(strategy, f.name, -1):
             yield f.name, -1, f'{f.name}: Annotated[int, WHOLE, least(1, "at least 1")]'
 
 
-def _takes(strategy: Any, name: str, value: Any) -> bool:
+def _accepts(strategy: Strategy, name: str, value: float) -> bool:
     try:
-        replace(strategy, **{name: value})
+        replace(strategy, **{name: value})  # type: ignore[type-var]
     except Exception:
         return False
     return True
 
 
-def _unstorable(strategy: Any) -> str | None:
-    for f in fields(strategy):
-        given = getattr(strategy, f.name)
-        if f.init and (cure := _cure(to_values(given, f.name), f.name)) is not None:
-            return f"{f.name} is a {type(given).__name__}, which no file can hold: {cure}"
+def _find_unstorable(strategy: Strategy) -> str | None:
+    """Describe the first setting that an experiment file cannot store."""
+    for f in fields(strategy):  # type: ignore[arg-type]
+        setting = getattr(strategy, f.name)
+        if f.init and (alternative := _storable_alternative(to_values(setting, f.name), f.name)) is not None:
+            return f"{f.name} is a {type(setting).__name__}, which a file cannot store: {alternative}"
     try:
-        again = experiment_from_values({"strategy": to_values(strategy, "strategy")}).strategy
-    except Exception as error:  # of pydantic, of annotations that cannot be resolved
+        restored = experiment_from_values({"strategy": to_values(strategy, "strategy")}).strategy
+    except Exception as error:  # from pydantic, or from annotations that cannot be resolved
         return f"its settings cannot be read back: {describe_error(error)}"
-    if again != strategy:
-        return f"it reads back as {again!r}: settings are tuples and plain values, and __post_init__ keeps them so"
+    if restored != strategy:
+        return f"it reads back as {restored!r}: use tuples and plain values, and do not change them in __post_init__"
     return None
 
 
-def _cure(plain: Any, name: str) -> str | None:
-    """For what a file cannot hold; None where it can."""
-    if plain is None or isinstance(plain, (bool, int, float, str)):
+def _storable_alternative(values: object, name: str) -> str | None:
+    """Suggest an alternative to a value that a file cannot store; None if it can."""
+    if values is None or isinstance(values, (bool, int, float, str)):
         return None
-    if isinstance(plain, dict) and (name in CHOICES or all(isinstance(key, str) for key in plain)):
-        return next((cure for key, value in plain.items() if (cure := _cure(value, key)) is not None), None)
-    if isinstance(plain, list):
-        return next((cure for value in plain if (cure := _cure(value, name)) is not None), None)
-    if callable(plain):
-        return "make it a frozen dataclass with __call__, as offbeat.core.parts.staleness has them"
-    return "give numbers, words, tuples of them, or a frozen dataclass of such"
+    if isinstance(values, dict) and (name in CHOICES or all(isinstance(key, str) for key in values)):
+        items = [(key, value) for key, value in values.items()]
+    elif isinstance(values, list):
+        items = [(name, value) for value in values]
+    elif callable(values):
+        return "make it a frozen dataclass with __call__, as in offbeat.core.parts.staleness"
+    else:
+        return "use numbers, text, tuples of them, or a frozen dataclass of these"
+    return next((hint for key, value in items if (hint := _storable_alternative(value, key)) is not None), None)

@@ -1,8 +1,9 @@
-"""Code of one's own, written FILE.py:Name wherever an experiment chooses something by name.
+"""User code, written FILE.py:Name wherever an experiment names a choice.
 
-A file is run once, under a module name made of its whole path: two files of one name do not clash, and a checkpoint
-finds the classes of a state again. It may import its neighbours; those belong to it, and are summed and copied with
-it. A run keeps copies below `code/`, each at its whole path: where the file itself is gone, its copy is run.
+A file is executed once, as a module whose name is derived from its absolute path, so that equal file names do not
+collide and checkpoints find their classes again. It may import modules beside or below it ("neighbours"), which are
+hashed and copied together with it. A run folder stores copies in `code/` at their absolute paths; a copy is executed
+if the original file is gone.
 """
 
 from __future__ import annotations
@@ -18,18 +19,17 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 from offbeat.core.errors import ConfigError, unknown_name
 
-COPIES = "code"  # in a run's folder
+COPIES = "code"  # folder within a run folder
 
 
 @dataclass(frozen=True)
 class CodeReference:
-    """A name in a file, which is meant wherever it is written."""
+    """A name in a file."""
 
-    path: Path  # whole
+    path: Path  # absolute
     name: str
 
     def __str__(self) -> str:
@@ -37,57 +37,64 @@ class CodeReference:
 
     @property
     def relative(self) -> str:
+        """Return the reference with a path relative to the working folder."""
         return f"{relative_path(self.path)}:{self.name}"
 
 
 def is_reference(name: str) -> bool:
-    """'mine.py:CosBuff'; also 'mine.py' alone, so that what is missing can be said."""
+    """Tell whether a name refers to a file: 'mine.py:CosBuff', or 'mine.py', which is incomplete."""
     return ".py:" in name or name.endswith(".py")
 
 
-def parse_reference(text: str, home: Path | None = None, fits: Callable[[Any], bool] | None = None) -> CodeReference:
-    """A relative path is meant from the folder of the experiment file it stands in, else from here. `fits`: what may
-    be meant, where a file is named and nothing in it; without it, the file is not run to tell.
+def parse_reference(
+    text: str, folder: Path | None = None, is_valid: Callable[[object], bool] | None = None
+) -> CodeReference:
+    """Parse FILE.py:Name; a relative path starts at `folder`, the one of the experiment file.
+
+    If the name is missing, the error suggests the objects for which `is_valid` is true. Without `is_valid`, the file
+    is not executed.
     """
     path, _, name = text.rpartition(":") if ".py:" in text else (text, "", "")
-    whole = resolve_path(path, home)
+    absolute = resolve_path(path, folder)
     if not name.isidentifier():
-        hint = f"write {path}:Name" if fits is None else _suggest_names(load_file(whole, home), path, fits)
-        raise ConfigError(f"{text} names a file and nothing in it: {hint}")
-    return CodeReference(whole, name)
+        hint = f"write {path}:Name" if is_valid is None else _suggest_names(load_file(absolute, folder), path, is_valid)
+        raise ConfigError(f"{text} names a file but no object in it: {hint}")
+    return CodeReference(absolute, name)
 
 
-def _suggest_names(module: ModuleType, path: str, fits: Callable[[Any], bool]) -> str:
-    known = [name for name in defined_names(module) if fits(getattr(module, name))]
-    return f"write {' or '.join(f'{path}:{name}' for name in known)}" if known else "it has nothing that fits"
+def _suggest_names(module: ModuleType, path: str, is_valid: Callable[[object], bool]) -> str:
+    known = [name for name in defined_names(module) if is_valid(getattr(module, name))]
+    return f"write {' or '.join(f'{path}:{name}' for name in known)}" if known else "it contains no suitable object"
 
 
-def resolve_path(path: str, home: Path | None = None) -> Path:
+def resolve_path(path: str, folder: Path | None = None) -> Path:
+    """Make a path absolute; relative paths start at `folder`, by default the working folder."""
     try:
-        whole = ((home or Path()) / Path(path).expanduser()).resolve()
-        whole.exists()  # which says what else is wrong with it: too long, say
+        absolute = ((folder or Path()) / Path(path).expanduser()).resolve()
+        absolute.exists()  # raises for invalid paths, such as too long ones
     except (OSError, RuntimeError, ValueError) as error:
-        raise ConfigError(f"{path[:80]!r} is no path: {getattr(error, 'strerror', None) or error}") from None
-    return whole
+        raise ConfigError(f"{path[:80]!r} is no valid path: {getattr(error, 'strerror', None) or error}") from None
+    return absolute
 
 
 def relative_path(path: Path) -> str:
-    """As one would write it here."""
+    """Return the path relative to the working folder if it is below it."""
     return os.path.relpath(path) if path.is_relative_to(Path.cwd()) else str(path)
 
 
-def load_object(reference: CodeReference, home: Path | None = None) -> Any:
-    """What the file has under that name; `home` is where copies may lie."""
-    module = load_file(reference.path, home)
+def load_object(reference: CodeReference, run_folder: Path | None = None) -> object:
+    """Return the object with that name; `run_folder` may contain a copy of the file."""
+    module = load_file(reference.path, run_folder)
     if reference.name not in vars(module):
         raise ConfigError(
             f"{relative_path(reference.path)}: {unknown_name('name', reference.name, defined_names(module))}"
         )
-    return getattr(module, reference.name)
+    value: object = getattr(module, reference.name)
+    return value
 
 
 def defined_names(module: ModuleType) -> list[str]:
-    """What a file defines itself, in its order."""
+    """List the public functions and classes that a file defines, in order."""
     return [
         name
         for name, value in vars(module).items()
@@ -99,111 +106,113 @@ def defined_names(module: ModuleType) -> list[str]:
 class _LoadedModule:
     digest: str  # of the file and its neighbours
     module: ModuleType
-    path: Path  # where it was read: the file, or its copy
+    path: Path  # the file, or the copy that was read
 
 
 _modules: dict[Path, _LoadedModule] = {}
 
 
-def load_file(path: Path, home: Path | None = None) -> ModuleType:
-    """The file as a module: once, and again only if it or a neighbour was edited since."""
-    there = _existing_path(path, home)
-    source = _read_source(there)
-    digest = _combined_digest([source, *map(_read_source, files_with_imports(there)[1:])])
+def load_file(path: Path, run_folder: Path | None = None) -> ModuleType:
+    """Execute a file as a module; it is executed again only after it or a neighbour was edited."""
+    existing = _existing_path(path, run_folder)
+    source = _read_source(existing)
+    digest = _combined_digest([source, *map(_read_source, files_with_imports(existing)[1:])])
     if path in _modules and _modules[path].digest == digest:
-        _modules[path] = replace(_modules[path], path=there)
+        _modules[path] = replace(_modules[path], path=existing)
         return _modules[path].module
     name = f"offbeat_own_{path.stem}_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}"
-    spec = importlib.util.spec_from_file_location(name, there)
+    spec = importlib.util.spec_from_file_location(name, existing)
     assert spec is not None
     module = importlib.util.module_from_spec(spec)
     importlib.invalidate_caches()  # a neighbour may be new
-    before = sys.modules.get(name)
-    sys.modules[name] = module  # dataclasses and saved states look their modules up
-    if str(there.parent) not in sys.path:
-        sys.path.append(str(there.parent))  # it may import its neighbours, but not hide libraries from us
+    previous = sys.modules.get(name)
+    sys.modules[name] = module  # dataclasses and saved states look up their modules
+    if str(existing.parent) not in sys.path:
+        sys.path.append(str(existing.parent))  # last, so that neighbours do not hide libraries
     try:
-        # not by the spec's loader: an edit within the same second would be overlooked by its cache
-        code = compile(source, str(there), "exec")
-        _refresh_neighbours(there)
+        # not with the loader of the spec, whose cache misses edits within the same second
+        code = compile(source, str(existing), "exec")
+        _refresh_neighbours(existing)
         exec(code, module.__dict__)
-        _record_neighbours(there)
+        _record_neighbours(existing)
     except (Exception, SystemExit) as error:
         sys.modules.pop(name)
-        if before is not None:
-            sys.modules[name] = before
-        raise (error if isinstance(error, ConfigError) else ConfigError(describe_error(error, there))) from None
-    _modules[path] = _LoadedModule(digest, module, there)
+        if previous is not None:
+            sys.modules[name] = previous
+        raise (error if isinstance(error, ConfigError) else ConfigError(describe_error(error, existing))) from None
+    _modules[path] = _LoadedModule(digest, module, existing)
     return module
 
 
 def describe_error(error: BaseException, path: Path) -> str:
-    """What a file's code raised, and in which of its lines."""
+    """Describe an error of a file's code with the number of the line."""
     line = _line_of_error(error, str(path))
-    said = error.msg if isinstance(error, SyntaxError) else error
-    return (
-        f"{relative_path(path)}{f' line {line}' if line else ''}: {type(error).__name__}: {' '.join(str(said).split())}"
-    )
+    message = error.msg if isinstance(error, SyntaxError) else error
+    where = f"{relative_path(path)} line {line}" if line else relative_path(path)
+    return f"{where}: {type(error).__name__}: {' '.join(str(message).split())}"
 
 
 def describe_user_error(error: BaseException) -> str | None:
-    """The same of an error that somebody's own code raised, wherever it was noticed; None where it had no part."""
-    loaded = {str(file) for kept in _modules.values() for file in files_with_imports(kept.path)}
+    """Describe an error with its last line in user code; None if no user code was involved."""
+    user_files = {str(file) for module in _modules.values() for file in files_with_imports(module.path)}
     frames = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-    mine = next((file for file in reversed(frames) if file in loaded), None)
-    return None if mine is None else describe_error(error, Path(mine))
+    last = next((file for file in reversed(frames) if file in user_files), None)
+    return None if last is None else describe_error(error, Path(last))
 
 
 def files_with_imports(path: Path) -> list[Path]:
-    """The file, and those beside or below it that it imports, by what its text says; missing ones are left out."""
-    found, waiting = [], [path]
+    """List the file and the neighbours that it imports according to its source, directly or indirectly."""
+    files, waiting = set[Path](), [path]
     while waiting:
-        here = waiting.pop()
-        if here in found or not here.is_file():
+        current = waiting.pop()
+        if current in files or not current.is_file():
             continue
-        found.append(here)
-        for name in _imported_modules(_read_source(here), here.parent.relative_to(path.parent).parts):
+        files.add(current)
+        for name in _imported_modules(_read_source(current), current.parent.relative_to(path.parent).parts):
             parts = path.parent.joinpath(*name.split("."))
             packages = [parent / "__init__.py" for parent in (parts, *parts.parents) if parent != path.parent]
             inside = [package for package in packages if package.is_relative_to(path.parent)]
             waiting += [parts.with_name(f"{parts.name}.py"), *inside]
-    return [path, *sorted(set(found) - {path})]
+    return [path, *sorted(files - {path})]
 
 
 def read_sources(paths: Iterable[Path]) -> dict[Path, bytes]:
-    """What these files, which were loaded, and all that belongs to them hold."""
-    held: dict[Path, bytes] = {}
+    """Return the sources of loaded files and their neighbours, by the path of the original."""
+    sources: dict[Path, bytes] = {}
     for path in paths:
-        there = _modules[path].path
-        held |= {path.parent / file.relative_to(there.parent): _read_source(file) for file in files_with_imports(there)}
-    return held
+        loaded = _modules[path].path
+        files = files_with_imports(loaded)
+        sources |= {path.parent / file.relative_to(loaded.parent): _read_source(file) for file in files}
+    return sources
 
 
-def source_digests(held: Mapping[Path, bytes]) -> dict[str, str]:
-    return {str(path): hashlib.sha256(source).hexdigest() for path, source in held.items()}
+def source_digests(sources: Mapping[Path, bytes]) -> dict[str, str]:
+    """Hash each source."""
+    return {str(path): hashlib.sha256(source).hexdigest() for path, source in sources.items()}
 
 
 def copy_path(path: Path) -> Path:
+    """Return the path of a copy within a run folder."""
     return Path(COPIES, *path.parts[1:])
 
 
-def changed_files(before: Mapping[str, str], home: Path) -> list[Path]:
-    """Which of a run's files are not what they were; one that is gone is as good as its copy."""
-    now = source_digests({path: _read_source(_existing_path(path, home)) for path in map(Path, before)})
+def changed_files(before: Mapping[str, str], run_folder: Path) -> list[Path]:
+    """List files of a run with other digests than before; missing files are replaced by their copies."""
+    now = source_digests({path: _read_source(_existing_path(path, run_folder)) for path in map(Path, before)})
     return [Path(path) for path in before if now[path] != before[path]]
 
 
-def _existing_path(path: Path, home: Path | None) -> Path:
-    """The file, or the copy that a run keeps of one that is gone; that is remembered, wherever it is asked for."""
-    if not path.exists() and home is not None and (copy := home.resolve() / copy_path(path)).is_file():
+def _existing_path(path: Path, run_folder: Path | None) -> Path:
+    """Return the file, or if it is gone its copy in the run folder, or the copy that was loaded earlier."""
+    if not path.exists() and run_folder is not None and (copy := run_folder.resolve() / copy_path(path)).is_file():
         return copy
     return _modules[path].path if path in _modules and not path.exists() else path
 
 
 def _read_source(path: Path) -> bytes:
     if path.suffix != ".py" or not path.is_file():
-        what = "is not a Python file" if path.exists() else "is not a Python file: there is no such file"
-        raise ConfigError(f"{relative_path(path)} {what}")
+        reason = "is not a Python file" if path.exists() else "does not exist"
+        raise ConfigError(f"{relative_path(path)} {reason}")
     try:
         return path.read_bytes()
     except OSError as error:
@@ -216,11 +225,11 @@ def _combined_digest(sources: Iterable[bytes]) -> str:
 
 @lru_cache(maxsize=256)
 def _imported_modules(source: bytes, package: tuple[str, ...]) -> list[str]:
-    """Modules a text of that package imports, in every way it can say it; `from a import b` may be of a.b."""
+    """List the modules that a source in that package imports; `from a import b` may import a.b."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError, RecursionError):
-        return []  # running it will say so
+        return []  # executing it reports the error
     names: list[str] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -232,29 +241,30 @@ def _imported_modules(source: bytes, package: tuple[str, ...]) -> list[str]:
     return names
 
 
-_neighbour_digests: dict[str, str] = {}  # module -> checksum of its file when it was imported
+_neighbour_digests: dict[str, str] = {}  # module -> SHA-256 of its file when it was imported
 
 
 def _refresh_neighbours(path: Path) -> None:
-    """Python knows one module of a name. An edited neighbour is imported again; one of the same name in another folder
-    is refused, since nobody would notice whose is used.
+    """Make Python import edited neighbours again.
+
+    A loaded module of the same name from another folder is an error, because Python would silently use it.
     """
-    ours, edited = [], False
+    loaded, edited = [], False
     for neighbour, name in _neighbour_modules(path):
         other = getattr(sys.modules.get(name), "__file__", None)
         if other is None or not _is_user_file(Path(other)):
             continue
-        ours.append(name)
+        loaded.append(name)
         now = hashlib.sha256(_read_source(neighbour)).hexdigest()
         if _neighbour_digests.get(name) == now or (name not in _neighbour_digests and _has_digest(Path(other), now)):
             continue
         if Path(other).resolve() != neighbour:
-            theirs = relative_path(Path(other))
+            loaded_from = relative_path(Path(other))
             raise ConfigError(
-                f"{relative_path(path)} imports {name}, and another {name} is loaded from {theirs}: rename one of them"
+                f"{relative_path(path)} imports {name}, but another {name} is loaded from {loaded_from}: rename one"
             )
         edited = True
-    for name in ours if edited else ():  # all of them: one may have imported another
+    for name in loaded if edited else ():  # all, because one may have imported another
         del sys.modules[name]
 
 
@@ -265,9 +275,9 @@ def _record_neighbours(path: Path) -> None:
 
 
 def _neighbour_modules(path: Path) -> list[tuple[Path, str]]:
-    """With what they are called in an import."""
-    inner = [(file, file.relative_to(path.parent).with_suffix("")) for file in files_with_imports(path)[1:]]
-    return [(file, ".".join(parts.parts).removesuffix(".__init__")) for file, parts in inner]
+    """Return neighbours with their module names."""
+    relative = {file: file.relative_to(path.parent).with_suffix("") for file in files_with_imports(path)[1:]}
+    return [(file, ".".join(module.parts).removesuffix(".__init__")) for file, module in relative.items()]
 
 
 def _has_digest(path: Path, digest: str) -> bool:
@@ -275,13 +285,13 @@ def _has_digest(path: Path, digest: str) -> bool:
 
 
 def _is_user_file(path: Path) -> bool:
-    """Neither of Python's own libraries nor installed: those are never hidden by a neighbour."""
+    """Tell whether a file is neither part of Python nor installed; neighbours never hide such modules."""
     installed = any(part in ("site-packages", "dist-packages") for part in path.parts)
     return not installed and not path.resolve().is_relative_to(Path(os.__file__).resolve().parent)
 
 
-def _line_of_error(error: BaseException, here: str) -> int | None:
-    if isinstance(error, SyntaxError) and error.filename == here:
+def _line_of_error(error: BaseException, path: str) -> int | None:
+    if isinstance(error, SyntaxError) and error.filename == path:
         return error.lineno
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == here]
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
     return lines[-1] if lines else None

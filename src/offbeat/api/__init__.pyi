@@ -1,0 +1,1 @@
+from offbeat.api.progress_line import format_duration as format_duration

@@ -1,0 +1,10 @@
+from offbeat.experiment.scripted.client_datasets import ClientDatasets as ClientDatasets
+from offbeat.experiment.scripted.client_datasets import Examples as Examples
+from offbeat.experiment.scripted.client_datasets import read_client_datasets as read_client_datasets
+from offbeat.experiment.scripted.scripted_run import RETRY_HINT as RETRY_HINT
+from offbeat.experiment.scripted.scripted_run import ScriptedRun as ScriptedRun
+from offbeat.experiment.scripted.scripted_run import experiment_of as experiment_of
+from offbeat.experiment.scripted.scripted_run import make_placeholder as make_placeholder
+from offbeat.experiment.scripted.scripted_run import read_record as read_record
+from offbeat.experiment.scripted.scripted_run import stored_datasets as stored_datasets
+from offbeat.experiment.scripted.scripted_run import with_initial_weights as with_initial_weights
