@@ -50,7 +50,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds a process.
     """
     from offbeat.experiment.run import execution as runs
-    from offbeat.experiment.run import process_pool
+    from offbeat.experiment.run import parallel_runs
 
     def execute(
         several: list[runs.Run],
@@ -60,7 +60,7 @@ def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
         memory: str | None = None,
     ) -> bool:
         for run, worker in zip(several, workers, strict=True):
-            runs.execute(run, worker=worker, memory=memory)
+            runs.execute_run(run, worker=worker, memory=memory)
         return True
 
-    monkeypatch.setattr(process_pool, "execute", execute)
+    monkeypatch.setattr(parallel_runs, "execute_in_parallel", execute)

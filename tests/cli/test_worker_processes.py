@@ -67,7 +67,7 @@ def test_a_run_and_a_comparison_are_the_same_with_processes(offbeat):
         assert offbeat("run", "quickstart", *TINY, *options, "--out", name).status == 0
     assert Run(Path("b")).digest() == Run(Path("a")).digest()
     shown = offbeat("show", "b").out
-    assert re.search(r"^computed by +processes:2$", shown, re.MULTILINE)
+    assert re.search(r"^worker +processes:2$", shown, re.MULTILINE)
     some = ["--strategies", "fedavg,fedbuff", "--seeds", 1]
     given = offbeat("compare", "quickstart", *TINY, *some, *PROCESSES, "--out", "c")
     assert given.status == 0, given
@@ -132,7 +132,7 @@ def test_a_job_that_ends_every_process_ends_the_run_with_a_line(offbeat, monkeyp
             os.kill(os.getpid(), signal.SIGKILL)
 
     with monkeypatch.context() as patch:
-        patch.setattr("offbeat.training.trainer.Trainer.plan", deadly)
+        patch.setattr("offbeat.training.trainer.Trainer.make_plan", deadly)
         given = offbeat("run", "quickstart", *TINY, *PROCESSES, "--out", "x")
     refused(given, "of client", "ended 3 processes", "SIGKILL", "offbeat run --resume x", status=1)
     assert children(parent) <= before

@@ -139,7 +139,7 @@ def test_side_by_side_on_one_device_they_agree(made, monkeypatch):
     """As with the worker cuda; here the device is the CPU."""
 
     def together(one: Any, jobs: Any, watch: Any, worker: Any, memory: Any) -> bool:
-        return pooled_runs.execute([one.run(entry) for entry in one.layout()], watch, worker, memory)
+        return pooled_runs.execute_side_by_side([one.run(entry) for entry in one.layout()], watch, worker, memory)
 
     monkeypatch.setattr("offbeat.experiment.comparison.execute_comparison", together)
     other = compare()
@@ -150,7 +150,7 @@ def test_side_by_side_on_one_device_they_agree(made, monkeypatch):
 
 
 def test_where_no_fork_can_train_they_go_one_after_the_other_which_is_said(made, monkeypatch, caplog):
-    monkeypatch.setattr("offbeat.experiment.run.process_pool.unfit", lambda: "autograd has threads")
+    monkeypatch.setattr("offbeat.workers.process_pool.explain_fork_failure", lambda: "autograd has threads")
     done = compare(strategies=["fedavg"], jobs=2)
     assert all(same(done["fedavg"][seed], made["fedavg"][seed]) for seed in (0, 1))
     assert caplog.messages == ["forks cannot train here (autograd has threads): runs go one after the other"]
@@ -158,7 +158,9 @@ def test_where_no_fork_can_train_they_go_one_after_the_other_which_is_said(made,
 
 def test_elsewhere_than_on_linux_they_go_one_after_the_other(made, monkeypatch):
     monkeypatch.setattr("sys.platform", "darwin")
-    monkeypatch.setattr("offbeat.experiment.run.process_pool.execute", lambda *_: pytest.fail("there was a fork"))
+    monkeypatch.setattr(
+        "offbeat.experiment.run.parallel_runs.execute_in_parallel", lambda *_: pytest.fail("there was a fork")
+    )
     assert same(compare(strategies=["fedavg"], jobs=2)["fedavg"][1], made["fedavg"][1])
 
 
@@ -292,7 +294,7 @@ def test_a_run_that_fails_leaves_the_others_and_says_which_it_was(tmp_path, monk
                 raise RuntimeError("it broke")
             return super().on_event(state, event)
 
-    monkeypatch.setattr("offbeat.experiment.run.process_pool.unfit", lambda: reason)
+    monkeypatch.setattr("offbeat.workers.process_pool.explain_fork_failure", lambda: reason)
     with pytest.raises(RuntimeError, match="it broke"):
         compare(strategies={"broken": Broken(), "fedavg": "fedavg"}, seeds=1, out=tmp_path / "study", jobs=2)
     assert (tmp_path / "study" / "fedavg-seed0" / "model.safetensors").is_file()
@@ -313,7 +315,7 @@ def test_a_run_that_failed_is_let_go_of_before_the_next_begins(monkeypatch):
                 raise RuntimeError("it broke") from KeyError("of something else")
             return super().on_event(state, event)
 
-    monkeypatch.setattr("offbeat.experiment.run.process_pool.unfit", lambda: "autograd has threads")
+    monkeypatch.setattr("offbeat.workers.process_pool.explain_fork_failure", lambda: "autograd has threads")
     with pytest.raises(RuntimeError, match="it broke"):
         compare(strategies={"broken": Broken()}, seeds=3, jobs=2)
     assert kept == [0, 0, 0]
@@ -326,7 +328,7 @@ def test_who_looks_on_and_fails_ends_it_though_no_run_did(monkeypatch):
         looks.append(seen)
         raise LookupError("nobody reads")
 
-    monkeypatch.setattr("offbeat.experiment.run.process_pool.unfit", lambda: "autograd has threads")
+    monkeypatch.setattr("offbeat.workers.process_pool.explain_fork_failure", lambda: "autograd has threads")
     with pytest.raises(LookupError, match="nobody reads"):
         compare(strategies=["fedavg"], seeds=2, jobs=2, progress=look)
     assert len(looks) == 1

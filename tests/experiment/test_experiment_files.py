@@ -257,7 +257,7 @@ def test_changes_leave_the_experiment_they_start_from_alone():
         ("strategy: {name: fedbuff, k: .inf}", "strategy.k = inf: expected a whole number"),
         ("strategy: {name: fedavg, sample: yes}", "strategy.sample = true: expected a number or null"),
         ("data: 5", "data: 5 names no data set; known: 20news"),
-        ("model: {name: cnn, channels: []}", "model: cnn channels = ()"),
+        ("model: {name: cnn, channels: []}", "model: Cnn: channels = ()"),
         ("model: {name: cnn, channels: [[1]]}", "model.channels = [[1]]: expected a list, each entry a whole number"),
         ("until: [1, 2]", "is not understood"),
         ("until: null", "until 'None' is not understood"),

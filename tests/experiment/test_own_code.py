@@ -22,7 +22,7 @@ STRATEGY = '''
 """A strategy of one's own."""
 from dataclasses import dataclass
 from torch import Tensor
-from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.selection import ServerState
 from offbeat.core.parts.staleness import Polynomial, Staleness
 from offbeat.core.protocol import ClientReady, Commit, Dispatch, UpdateArrived
 

@@ -26,10 +26,10 @@ def experiments() -> dict[str, Any]:
     changes = ["clients=4", "model={name: cnn, channels: [3]}", "until=40updates", "training.steps=5"]
     faults = "faults=[{name: sign_flipped}]"
     made = {
-        name: experiment_files.changed(load("quickstart").experiment, [*changes, f"strategy={name}"])
+        name: experiment_files.with_changes(load("quickstart").experiment, [*changes, f"strategy={name}"])
         for name in METHODS
     }
-    return {**made, "attacked": experiment_files.changed(made["fedbuff"], [faults])}
+    return {**made, "attacked": experiment_files.with_changes(made["fedbuff"], [faults])}
 
 
 def rows(run: runs.Run) -> list[Any]:
@@ -52,15 +52,15 @@ def test_each_run_agrees_with_itself_alone_and_again_bit_for_bit(
     experiments: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    alone = comparing.create(Path("alone"), experiments, [0, 1])
+    alone = comparing.create_comparison(Path("alone"), experiments, [0, 1])
     for name in alone.strategies():
         for run in alone.runs(name):
-            runs.execute(run)
+            runs.execute_run(run)
     seen: list[list[float]] = []
-    together = [comparing.create(Path(f"together{i}"), experiments, [0, 1]) for i in range(2)]
+    together = [comparing.create_comparison(Path(f"together{i}"), experiments, [0, 1]) for i in range(2)]
     for made in together:
         several = [made.run(entry) for entry in made.layout()]
-        assert pooled_runs.execute(several, lambda shares, work: seen.append(shares))
+        assert pooled_runs.execute_side_by_side(several, lambda shares, work: seen.append(shares))
     agree(alone, together[0])
     digests = [[run.digest() for name in made.strategies() for run in made.runs(name)] for made in together]
     assert digests[0] == digests[1]
@@ -72,10 +72,12 @@ def test_a_run_that_got_to_its_target_is_told_as_done_while_others_go_on(
     experiments: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    early = experiment_files.changed(experiments["fedbuff"], ["until=40updates,acc=0.01", "evaluate_every=1"])
-    made = comparing.create(Path("x"), {"early": early, "late": experiments["fedbuff"]}, [0])
+    early = experiment_files.with_changes(experiments["fedbuff"], ["until=40updates,acc=0.01", "evaluate_every=1"])
+    made = comparing.create_comparison(Path("x"), {"early": early, "late": experiments["fedbuff"]}, [0])
     seen: list[list[float]] = []
-    assert pooled_runs.execute([made.run(entry) for entry in made.layout()], lambda shares, work: seen.append(shares))
+    assert pooled_runs.execute_side_by_side(
+        [made.run(entry) for entry in made.layout()], lambda shares, work: seen.append(shares)
+    )
     assert any(early == 1.0 and late < 1.0 for early, late in seen)
 
 
@@ -84,8 +86,11 @@ def test_stopped_in_the_middle_they_are_finished_by_starting_again(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     few = {name: experiments[name] for name in ("fedavg", "fedbuff")}
-    whole, made = comparing.create(Path("whole"), few, [0]), comparing.create(Path("stopped"), few, [0])
-    assert pooled_runs.execute([whole.run(entry) for entry in whole.layout()])
+    whole, made = (
+        comparing.create_comparison(Path("whole"), few, [0]),
+        comparing.create_comparison(Path("stopped"), few, [0]),
+    )
+    assert pooled_runs.execute_side_by_side([whole.run(entry) for entry in whole.layout()])
     several = [made.run(entry) for entry in made.layout()]
 
     asked: list[int] = []  # a second Ctrl-C would stop at once
@@ -95,9 +100,9 @@ def test_stopped_in_the_middle_they_are_finished_by_starting_again(
             asked.append(1)
             os.kill(os.getpid(), signal.SIGINT)
 
-    assert not pooled_runs.execute(several, stop)
+    assert not pooled_runs.execute_side_by_side(several, stop)
     assert not all(run.complete for run in several)
-    assert pooled_runs.execute(several)
+    assert pooled_runs.execute_side_by_side(several)
     agree(whole, made)
 
 
@@ -106,16 +111,16 @@ def test_a_run_that_fails_leaves_the_others_going(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     few = {name: experiments[name] for name in ("fedavg", "fedbuff")}
-    made = comparing.create(Path("x"), few, [0])
+    made = comparing.create_comparison(Path("x"), few, [0])
     several = [made.run(entry) for entry in made.layout()]
-    finish = runs.Attempt.finish
+    finish = runs.OpenRun.finish
 
-    def full(self: runs.Attempt, outcome: Any) -> None:
+    def full(self: runs.OpenRun, outcome: Any) -> None:
         if "fedavg" in str(self.run.folder):
             raise OSError(28, "No space left on device")
         finish(self, outcome)
 
-    monkeypatch.setattr(runs.Attempt, "finish", full)
+    monkeypatch.setattr(runs.OpenRun, "finish", full)
     with pytest.raises(runs.Unfinished, match=r"x/fedavg-seed0: .*No space left"):
-        pooled_runs.execute(several)
+        pooled_runs.execute_side_by_side(several)
     assert [run.complete for run in several] == [False, True]

@@ -78,7 +78,7 @@ def test_a_trainer_with_a_model_of_ones_own_file_can_be_loaded_where_that_file_i
         import my_model  # type: ignore[import-not-found]
 
         x = torch.randn(20_000, 40, generator=torch.Generator().manual_seed(0))
-        data = ClientData.own([(x, torch.arange(20_000) % 40)])
+        data = ClientData.separate([(x, torch.arange(20_000) % 40)])
         body, block = pack_trainer(Trainer(my_model.Net(), data, task=my_model.loss), data.tensors())
     finally:
         sys.path.remove(str(folder))

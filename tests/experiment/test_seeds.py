@@ -16,7 +16,7 @@ from offbeat.experiment.run import execution
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import Experiment, SeedPurpose, Seeds
 from offbeat.scenario.data import load
-from offbeat.training.plan import order_seeds
+from offbeat.training.descent import order_seeds
 
 ONE = experiment_files.parse_experiment("{clients: 4, model: linear, until: 30s}")
 

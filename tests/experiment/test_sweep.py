@@ -175,7 +175,7 @@ def test_the_table_has_a_line_a_combination(tmp_path: Path) -> None:
         ["fedbuff", "4", "0.700 ± 0.050", "> 40 s (1 of 2)"],
         ["fedavg", "–", "0.500 ± 0.000", "> 50 s (0 of 2)"],
     ]
-    some = [results[0], replace(results[1], row=None, done=0), results[2]]
+    some = [results[0], replace(results[1], row=None, finished=0), results[2]]
     assert [line[-1] for line in sweep_figure.sweep_table(sweep, some).rows] == ["runs", "2 of 2", "0 of 2", "2 of 2"]
     assert sweep_figure.sweep_table(sweep, some).rows[2][2:4] == ["–", "–"]
 
@@ -214,7 +214,7 @@ def test_whatever_is_swept_there_is_a_picture_also_of_half_of_it(
     sweep = made(tmp_path / "x", over, methods)
     points = list(sweep.points.values())
     results = [result(p.method, dict(p.settings), done=2 * (i % 2), final=0.1 * i) for i, p in enumerate(points)]
-    for some in (results, [replace(r, row=None, done=0) for r in results]):
+    for some in (results, [replace(r, row=None, finished=0) for r in results]):
         sweep_figure.save_sweep_figure(sweep, some, sweep.figure)
         assert sweep.figure.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
@@ -238,7 +238,7 @@ def test_runs_of_different_worlds_pooled_into_one_worker_are_what_each_is_alone(
     folders = [entry["folder"] for entry in alone.layout()]
     for folder in folders:
         runs.execute_run(runs.Run(alone.folder / folder))
-    assert pooled_runs.execute([runs.Run(together.folder / folder) for folder in folders])
+    assert pooled_runs.execute_side_by_side([runs.Run(together.folder / folder) for folder in folders])
     for folder in folders:
         one, other = (load_file(made.folder / folder / "model.safetensors") for made in (alone, together))
         for key, value in one.items():

@@ -14,16 +14,16 @@ import torch
 import offbeat
 from offbeat.core.errors import ConfigError
 from offbeat.engine.until import Until
-from offbeat.experiment import checksummed_json
 from offbeat.experiment import comparison as compare
+from offbeat.experiment.run import checksums
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.spec.config import Experiment
-from offbeat.scenario.data.synthetic import Synthetic
+from offbeat.scenario.data.built_in import Synthetic
 from offbeat.scenario.models import Linear
 from offbeat.scenario.partition import Iid
 from offbeat.workers import registry
 from offbeat.workers.inline import Inline
-from offbeat.workers.registry import Choice, Kind, parse
+from offbeat.workers.registry import WorkerChoice, WorkerType, parse_worker
 
 SMALL = Experiment(data=Synthetic(users=4, seed=2), model=Linear(), partition=Iid(), clients=4, until=Until(updates=12))
 
@@ -37,24 +37,26 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         asked.append(count)
         return Inline(trainer)
 
-    monkeypatch.setitem(registry.WORKERS, "several", Kind(several, counts="hands"))
-    monkeypatch.setitem(registry.WORKERS, "elsewhere", Kind(several, missing=lambda: "there is no elsewhere here"))
+    monkeypatch.setitem(registry.WORKERS, "several", WorkerType(several, count_unit="hands"))
+    monkeypatch.setitem(
+        registry.WORKERS, "elsewhere", WorkerType(several, missing=lambda: "there is no elsewhere here")
+    )
     return asked
 
 
 @pytest.mark.parametrize(
     ("text", "chosen"),
     [
-        ("inline", Choice()),
-        (" inline ", Choice()),
-        ("several", Choice("several")),
-        ("several:3", Choice("several", 3)),
-        ("several:03", Choice("several", 3)),
+        ("inline", WorkerChoice()),
+        (" inline ", WorkerChoice()),
+        ("several", WorkerChoice("several")),
+        ("several:3", WorkerChoice("several", 3)),
+        ("several:03", WorkerChoice("several", 3)),
     ],
 )
 def test_a_worker_is_written_as_a_name_or_a_name_and_a_number(made, text, chosen):
-    assert parse(text) == chosen
-    assert parse(str(chosen)) == chosen
+    assert parse_worker(text) == chosen
+    assert parse_worker(str(chosen)) == chosen
 
 
 @pytest.mark.parametrize(
@@ -76,12 +78,12 @@ def test_a_worker_is_written_as_a_name_or_a_name_and_a_number(made, text, chosen
 )
 def test_what_is_no_worker_is_told_with_the_nearest_that_is(made, text, words):
     with pytest.raises(ConfigError) as caught:
-        parse(text)
+        parse_worker(text)
     assert words in str(caught.value)
 
 
 def test_where_a_worker_cannot_work_inline_does_and_it_is_said(made, caplog):
-    assert registry.usable(parse("elsewhere")) == registry.INLINE
+    assert registry.usable(parse_worker("elsewhere")) == registry.INLINE
     assert caplog.messages == ["worker elsewhere: there is no elsewhere here; inline is used"]
 
 
@@ -89,17 +91,17 @@ def test_where_a_worker_cannot_work_inline_does_and_it_is_said(made, caplog):
 
 
 def test_it_is_written_beside_the_results_and_is_no_part_of_the_experiment(made, tmp_path):
-    plain = runs.create(tmp_path / "plain", SMALL)
-    other = runs.create(tmp_path / "other", SMALL, worker="several:2")
-    runs.execute(plain)
-    runs.execute(other)
+    plain = runs.create_run(tmp_path / "plain", SMALL)
+    other = runs.create_run(tmp_path / "other", SMALL, worker="several:2")
+    runs.execute_run(plain)
+    runs.execute_run(other)
     assert made == [2]
     for name in ("world.json", "experiment.yaml"):
         assert (plain.folder / name).read_bytes() == (other.folder / name).read_bytes()
     assert other.digest() == plain.digest()
     assert (plain.summary().worker, other.summary().worker) == ("inline", "several:2")
-    assert checksummed_json.read(other.folder / "environment.json")["worker"] == "several:2"
-    other.check()
+    assert checksums.read_checksummed(other.folder / "environment.json")["worker"] == "several:2"
+    other.check_results()
 
 
 def stop(status: Any) -> bool:
@@ -107,8 +109,8 @@ def stop(status: Any) -> bool:
 
 
 def stopped(folder: Path, **options: Any) -> runs.Run:
-    run = runs.create(folder, replace(SMALL, evaluate_every=1.0), **options)
-    outcome = runs.execute(run, stop)
+    run = runs.create_run(folder, replace(SMALL, evaluate_every=1.0), **options)
+    outcome = runs.execute_run(run, stop)
     assert outcome is not None
     assert outcome.reason == "interrupted"
     return run
@@ -116,17 +118,17 @@ def stopped(folder: Path, **options: Any) -> runs.Run:
 
 def test_a_run_goes_on_with_the_worker_it_was_begun_with(made, tmp_path):
     run = stopped(tmp_path / "run", worker="several:2")
-    runs.execute(run)
+    runs.execute_run(run)
     assert made == [2, 2]
     assert run.summary().worker == "several:2"
 
 
 def test_a_run_goes_on_with_any_other_to_the_same_bits(made, tmp_path):
-    whole = runs.create(tmp_path / "whole", replace(SMALL, evaluate_every=1.0))
-    runs.execute(whole)
+    whole = runs.create_run(tmp_path / "whole", replace(SMALL, evaluate_every=1.0))
+    runs.execute_run(whole)
     run = stopped(tmp_path / "run", worker="several:2")
-    runs.execute(run, stop, worker="inline")
-    runs.execute(run, worker="inline")
+    runs.execute_run(run, stop, worker="inline")
+    runs.execute_run(run, worker="inline")
     assert made == [2]
     assert run.digest() == whole.digest()
     assert run.summary().worker == "several:2, then inline"
@@ -139,7 +141,7 @@ def test_a_run_whose_worker_is_not_here_goes_on_inline(made, tmp_path, monkeypat
     if name == "several:2":
         monkeypatch.delitem(registry.WORKERS, "several")
     del made[:]
-    runs.execute(run)
+    runs.execute_run(run)
     assert made == []
     assert run.summary().worker is not None
     assert run.summary().worker.endswith("inline")
@@ -155,17 +157,17 @@ def test_a_run_that_cannot_tell_its_worker_any_more_goes_on_inline(made, tmp_pat
     elif wreck == "damaged":
         path.write_text("{")
     else:
-        stored = checksummed_json.read(path)
+        stored = checksums.read_checksummed(path)
         del stored["worker"]
         path.write_text(json.dumps(stored))
     assert run.worker() == registry.INLINE
-    runs.execute(run)
+    runs.execute_run(run)
     assert made == [2]
 
 
 def test_a_misspelt_worker_makes_no_folder(tmp_path):
     with pytest.raises(ConfigError, match="unknown worker"):
-        runs.create(tmp_path / "run", SMALL, worker="inlin")
+        runs.create_run(tmp_path / "run", SMALL, worker="inlin")
     assert not (tmp_path / "run").exists()
 
 
@@ -174,25 +176,25 @@ def test_a_misspelt_worker_makes_no_folder(tmp_path):
 
 def test_runs_of_a_comparison_with_a_worker_of_their_own_go_one_after_the_other_in_this_process(made, tmp_path):
     experiments = {name: replace(SMALL, strategy=offbeat.FedBuff(k=k)) for name, k in (("one", 1), ("two", 2))}
-    comparison = compare.create(tmp_path / "c", experiments, [0], worker="several:2")
+    comparison = compare.create_comparison(tmp_path / "c", experiments, [0], worker="several:2")
     seen: list[list[float]] = []
     with pytest.raises(ConfigError, match="--jobs 2: with the worker several:2 runs go one after the other"):
-        compare.execute(comparison, jobs=2)
-    assert compare.execute(comparison, on_progress=lambda shares, work: seen.append(shares))
+        compare.execute_comparison(comparison, jobs=2)
+    assert compare.execute_comparison(comparison, on_progress=lambda shares, work: seen.append(shares))
     assert made == [2, 2]
     assert seen[-1] == [1.0, 1.0]
     assert [run.summary().worker for name in experiments for run in comparison.runs(name)] == ["several:2"] * 2
-    assert compare.execute(comparison)  # there is nothing left to do
+    assert compare.execute_comparison(comparison)  # there is nothing left to do
 
 
 def test_a_comparison_that_is_stopped_is_finished_with_the_worker_it_was_begun_with_or_another(
     made, tmp_path, one_by_one
 ):
     experiments = {"one": replace(SMALL, strategy=offbeat.FedBuff(k=1)), "two": SMALL}
-    comparison = compare.create(tmp_path / "c", experiments, [0], worker="several:2")
-    runs.execute(comparison.runs("one")[0], stop)
+    comparison = compare.create_comparison(tmp_path / "c", experiments, [0], worker="several:2")
+    runs.execute_run(comparison.runs("one")[0], stop)
     del made[:]
-    assert compare.execute(comparison, worker="inline")
+    assert compare.execute_comparison(comparison, worker="inline")
     assert made == []
     assert comparison.runs("one")[0].summary().worker == "several:2, then inline"
     assert comparison.runs("two")[0].summary().worker == "inline"
@@ -210,24 +212,22 @@ def test_runs_at_the_same_time_share_the_cores(monkeypatch):
         ("batched:6", 2, "batched:3"),
         ("batched:2", 5, "batched:1"),
     ):
-        assert str(registry.shared(registry.parse(given), at_once)) == each
+        assert str(registry.share_cores(registry.parse_worker(given), at_once)) == each
 
 
 def test_auto_chooses_once_for_a_comparison_and_stays_with_it(tmp_path, monkeypatch, one_by_one, caplog):
-    chosen = iter([registry.Choice("batched", 1)])  # a second time would be one too many
-    monkeypatch.setattr(
-        "offbeat.experiment.run.auto_worker.settle", lambda made, cores=None: (next(chosen), "so it is")
-    )
+    chosen = iter([registry.WorkerChoice("batched", 1)])  # a second time would be one too many
+    monkeypatch.setattr(registry, "choose_fastest", lambda trainer, world, cores=None: (next(chosen), "a reason"))
     monkeypatch.setattr(registry.os, "cpu_count", lambda: 2)
     experiments = {name: replace(SMALL, strategy=offbeat.FedBuff(k=k)) for name, k in (("one", 1), ("two", 2))}
-    comparison = compare.create(tmp_path / "c", experiments, [0], worker="auto")
+    comparison = compare.create_comparison(tmp_path / "c", experiments, [0], worker="auto")
     first = comparison.runs("one")[0]
-    runs.execute(first, stop)
+    runs.execute_run(first, stop)
     assert not first.complete
-    assert compare.execute(comparison)
+    assert compare.execute_comparison(comparison)
     found = [run.summary().worker for name in experiments for run in comparison.runs(name)]
     assert found == ["batched:1", "batched:1"]
-    assert [message for message in caplog.messages if "batched:1 is used (so it is)" in message] != []
+    assert [message for message in caplog.messages if "using batched:1 (a reason)" in message] != []
 
 
 # ---------------------------------------------------------------- of a simulation
@@ -257,7 +257,7 @@ def test_a_simulation_takes_a_worker_by_name_and_tells_it(made):
 )
 def test_processes_that_cannot_be_meant_are_refused(text, words):
     with pytest.raises(ConfigError) as caught:
-        parse(text)
+        parse_worker(text)
     assert words in str(caught.value)
 
 
@@ -273,15 +273,17 @@ def with_ray(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_ray_one_line_names_the_extra(monkeypatch, tmp_path):
     monkeypatch.setattr(registry, "find_spec", lambda name: None)
     for text in ("ray", "ray:10.0.0.1:6399"):
-        with pytest.raises(ConfigError, match=r"^worker ray: Ray is not installed; pip install 'offbeat\[ray\]'"):
-            runs.create(tmp_path / "run", SMALL, worker=text)
+        with pytest.raises(
+            ConfigError, match=r"^worker ray: Ray is not installed; install it: pip install 'offbeat\[ray\]'"
+        ):
+            runs.create_run(tmp_path / "run", SMALL, worker=text)
     assert not (tmp_path / "run").exists()
 
 
 def test_a_run_begun_with_ray_goes_on_inline_where_there_is_none(with_ray, monkeypatch, tmp_path, caplog):
-    run = runs.create(tmp_path / "run", SMALL, worker="ray")
+    run = runs.create_run(tmp_path / "run", SMALL, worker="ray")
     monkeypatch.setattr(registry, "find_spec", lambda name: None)
-    runs.execute(run)
+    runs.execute_run(run)
     assert run.summary().worker == "inline"
     assert "Ray is not installed" in caplog.messages[0]
     assert caplog.messages[0].endswith("inline is used")
@@ -292,7 +294,7 @@ def test_a_run_begun_with_ray_goes_on_inline_where_there_is_none(with_ray, monke
 )
 def test_what_is_no_address_is_refused(with_ray, text):
     with pytest.raises(ConfigError) as caught:
-        parse(text)
+        parse_worker(text)
     assert str(caught.value) == f"worker {text!r}: write ray, or ray:HOST:PORT with the address of a cluster"
 
 
@@ -301,14 +303,14 @@ def test_an_address_nobody_answers_at_is_refused_in_a_line(with_ray):
         free.bind(("127.0.0.1", 0))  # and does not listen
         address = f"127.0.0.1:{free.getsockname()[1]}"
         with pytest.raises(ConfigError) as caught:
-            parse(f"ray:{address}")
-    assert str(caught.value) == f"worker 'ray:{address}': nobody answers at {address} (Connection refused)"
+            parse_worker(f"ray:{address}")
+    assert str(caught.value) == f"worker 'ray:{address}': no server answers at {address} (Connection refused)"
 
 
 def test_an_address_is_part_of_the_name(with_ray):
     with socket.create_server(("127.0.0.1", 0)) as somebody:
-        chosen = parse(f"ray:127.0.0.1:{somebody.getsockname()[1]}")
-        assert parse(str(chosen)) == chosen == Choice("ray", f"127.0.0.1:{somebody.getsockname()[1]}")
+        chosen = parse_worker(f"ray:127.0.0.1:{somebody.getsockname()[1]}")
+        assert parse_worker(str(chosen)) == chosen == WorkerChoice("ray", f"127.0.0.1:{somebody.getsockname()[1]}")
 
 
 def test_what_a_worker_finds_out_is_stored_with_who_computed(monkeypatch, tmp_path):
@@ -321,10 +323,10 @@ def test_what_a_worker_finds_out_is_stored_with_who_computed(monkeypatch, tmp_pa
                 self.note = None
             return super().collect(tickets)
 
-    monkeypatch.setitem(registry.WORKERS, "noting", Kind(lambda trainer, _: Noting(trainer)))
-    run = runs.create(tmp_path / "run", replace(SMALL, evaluate_every=1.0), worker="noting")
-    runs.execute(run, lambda status: status.updates >= 4)
-    runs.execute(run, worker="inline")
+    monkeypatch.setitem(registry.WORKERS, "noting", WorkerType(lambda trainer, _: Noting(trainer)))
+    run = runs.create_run(tmp_path / "run", replace(SMALL, evaluate_every=1.0), worker="noting")
+    runs.execute_run(run, lambda status: status.updates >= 4)
+    runs.execute_run(run, worker="inline")
     assert run.summary().worker == "noting (a node has another torch), then inline"
     clients = [(torch.ones(4, 3), torch.arange(4) % 2)] * 2
     found = offbeat.simulate(torch.nn.Linear(3, 2), clients, until="100s", worker="noting")
@@ -333,8 +335,8 @@ def test_what_a_worker_finds_out_is_stored_with_who_computed(monkeypatch, tmp_pa
 
 def test_on_another_system_processes_are_inline_which_is_said_in_a_line(monkeypatch, caplog, tmp_path):
     monkeypatch.setattr("sys.platform", "darwin")
-    run = runs.create(tmp_path / "run", SMALL, worker="processes:2")
-    runs.execute(run)
+    run = runs.create_run(tmp_path / "run", SMALL, worker="processes:2")
+    runs.execute_run(run)
     assert caplog.messages == ["worker processes:2: it needs Linux, and this is darwin; inline is used"]
     assert run.summary().worker == "inline"
 
@@ -342,9 +344,9 @@ def test_on_another_system_processes_are_inline_which_is_said_in_a_line(monkeypa
 def test_auto_tries_which_is_the_quickest_says_so_and_keeps_to_it(tmp_path, caplog):
     run = stopped(tmp_path / "auto", worker="auto")
     [line] = [record.getMessage() for record in caplog.records if "worker auto" in record.getMessage()]
-    chosen = line.split(": ")[1].split(" is used")[0]
+    chosen = line.split("using ")[1].split(" (")[0]
     assert chosen in line.split("(")[1]  # with what it would take
     caplog.clear()
-    runs.execute(run)
+    runs.execute_run(run)
     assert "worker auto" not in caplog.text
     assert run.summary().worker == chosen

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.workers.registry import ADDRESS, WORKERS, parse
+from offbeat.workers.registry import ADDRESS, WORKERS, parse_worker
 
 PAGE = (Path(__file__).parents[2] / "docs" / "workers.md").read_text(encoding="utf-8")
 
@@ -26,7 +26,7 @@ def test_its_commands_name_workers_there_are() -> None:
         if name.startswith("ray:"):
             assert ADDRESS.fullmatch(name.removeprefix("ray:"))  # nobody is there
         elif name != "ray" or find_spec("ray"):
-            parse(name)
+            parse_worker(name)
 
 
 def test_its_python_runs(capsys: pytest.CaptureFixture[str]) -> None:

@@ -76,6 +76,15 @@ def in_backward_pass() -> bool:
     return torch._C._current_graph_task_id() != -1
 
 
+# (data, requires_grad, hooks) -> a parameter; the function that pickles of parameters call
+rebuild_parameter = torch._utils._rebuild_parameter
+
+
+def tensor_version(tensor: Tensor) -> int:
+    """Return the number of in-place changes of a tensor."""
+    return tensor._version
+
+
 def functorch_active() -> bool:
     """Return whether a transformation such as vmap or grad is active."""
     return torch._C._are_functorch_transforms_active()

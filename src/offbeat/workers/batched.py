@@ -1,12 +1,12 @@
-"""Many jobs in one tensor program: what is due, and with it whatever else has been sent, as far as a stack may go.
+"""The worker `batched`, which trains many jobs as one tensor program, also used by `cuda`.
 
-With several hands what waits is cut into as many stacks, the most urgent jobs in the first; the run goes on as soon as
-that one is there. Until then jobs are left waiting: handed out as they come, a few at a time, they make small stacks,
-and everybody waits for somebody in turn.
+It trains the jobs that are due together with other submitted jobs, up to the size of a stack. With several processes it
+divides them into as many stacks, the most urgent jobs in the first, and the run continues when that one is done. Jobs
+wait until a result is needed: dispatching them eagerly would produce small stacks and leave workers waiting for each
+other.
 
-Which jobs are stacked, and in which order, follows from what waits and what is asked for: from the events of the run,
-never from host time. So the same run gives the same bits again, also one that was stopped and hands out anew what
-waited. Each job is within rounding of what `inline` makes of it.
+The stacks depend only on the events of the run, never on host time. So a run gives the same bits again, also after a
+resume. Each result equals the result of `inline` within rounding.
 """
 
 from __future__ import annotations
@@ -16,30 +16,29 @@ from heapq import heappop, heappush
 from math import ceil
 from typing import Any, Protocol
 
-from offbeat.core.errors import in_words
+from offbeat.core.errors import describe_error
 from offbeat.core.jobs import Failure, Job, Result
-from offbeat.engine.worker import Answer
-from offbeat.workers.inline import Inline, computed
-from offbeat.workers.job_blocks import Block
+from offbeat.engine import Answer
+from offbeat.workers.inline import Inline, JobBlock, Train, train_or_fail
 
 
-class Stacked(Protocol):
-    """Trains many jobs together (`client.stack.StackTrainer`)."""
+class JobTrainer(Protocol):
+    """Trains many jobs together, such as `StackTrainer`."""
 
     @property
-    def most(self) -> int:
-        """How many at once."""
+    def max_jobs(self) -> int:
+        """The maximum number of jobs in a stack."""
         ...
 
-    def attempt(self, jobs: Sequence[Job]) -> Sequence[Result | Exception]:
-        """A result for each, in order, or what went wrong with it."""
+    def train_many(self, jobs: Sequence[Job]) -> Sequence[Result | Exception]:
+        """Return a result or an exception for each job, in order."""
         ...
 
     def close(self) -> None: ...
 
 
-class Blocks(Protocol):
-    """A worker for whole blocks: an answer is a list of answers."""
+class BlockWorker(Protocol):
+    """A worker for blocks of jobs, whose answers are lists of answers."""
 
     def submit(self, job: Any, due: float) -> None: ...
 
@@ -51,20 +50,23 @@ class Blocks(Protocol):
 
 
 class Batched:
-    """`through` makes what trains the stacks of other hands than this process, where there are any."""
+    """Train stacks of jobs, `count` at a time.
+
+    With more than one, `make_worker` makes the worker that trains the stacks after the first one.
+    """
 
     def __init__(
-        self, stacked: Stacked, hands: int = 1, through: Callable[[Callable[[Any], Any]], Blocks] = Inline
+        self, trainer: JobTrainer, count: int = 1, make_worker: Callable[[Train], BlockWorker] = Inline
     ) -> None:
-        self._stacked, self._hands = stacked, hands
-        self._jobs: dict[int, Job] = {}  # that are in no block yet
-        self._new: list[tuple[float, int]] = []  # (due, ticket) of those that came since the last block was cut
-        self._dues: list[tuple[float, int]] = []  # a heap of the others; some of them are gone already
-        self._blocks = through(self._trained)
-        self._block_of: dict[int, int] = {}  # ticket -> number of its block, of those that were handed out
-        self._in: dict[int, set[int]] = {}  # number of a block -> its tickets that somebody waits for
-        self._next = 0  # number of a block
-        self._done: dict[int, Any] = {}  # what a block that was trained here has for an answer
+        self._trainer, self._count = trainer, count
+        self._jobs: dict[int, Job] = {}  # not in a block yet
+        self._new: list[tuple[float, int]] = []  # (due, ticket) of the jobs submitted since the last block was made
+        self._dues: list[tuple[float, int]] = []  # heap of the others; may contain jobs that are gone
+        self._blocks = make_worker(self._train_block)
+        self._block_of: dict[int, int] = {}  # ticket -> number of its block
+        self._wanted: dict[int, set[int]] = {}  # number of a block -> its tickets that are not cancelled
+        self._next = 0  # number of the next block
+        self._done: dict[int, Any] = {}  # answers of blocks that were trained here
 
     def submit(self, job: Job, due: float) -> None:
         self._jobs[job.ticket] = job
@@ -74,77 +76,76 @@ class Batched:
         self._jobs.pop(ticket, None)
         number = self._block_of.pop(ticket, None)
         if number is not None:
-            self._in[number].discard(ticket)
-            if not self._in[number]:
-                del self._in[number]
+            self._wanted[number].discard(ticket)
+            if not self._wanted[number]:
+                del self._wanted[number]
                 self._done.pop(number, None)
                 self._blocks.cancel(number)
 
     def collect(self, tickets: Collection[int]) -> list[Answer]:
-        found: list[Answer] = []
-        # with one hand nobody's job is in a block when it is asked for
-        asked = tickets if self._hands == 1 else [ticket for ticket in tickets if ticket in self._jobs]
-        blocks = self._cut(asked) if asked else []
-        if self._hands == 1:
-            for _, block in blocks:
-                found += _each([job.ticket for job in block.jobs], computed(self._trained, block))
-            return found
-        for due, block in blocks:
-            self._hand_out(block, due)
+        answers: list[Answer] = []
+        if self._count == 1:  # blocks are trained at once, so no ticket is in one
+            for _, block in self._make_blocks(tickets) if tickets else ():
+                job_tickets = [job.ticket for job in block.jobs]
+                answers += _answers_or_failures(job_tickets, train_or_fail(self._train_block, block))
+            return answers
+        waiting = [ticket for ticket in tickets if ticket in self._jobs]
+        for due, block in self._make_blocks(waiting) if waiting else ():
+            self._submit_block(block, due)
         for number in dict.fromkeys(self._block_of[ticket] for ticket in tickets):
-            found += self._answers(number)
-        return found
+            answers += self._block_answers(number)
+        return answers
 
     def close(self) -> None:
-        for held in (self._jobs, self._new, self._dues, self._block_of, self._in, self._done):
-            held.clear()
+        for entries in (self._jobs, self._new, self._dues, self._block_of, self._wanted, self._done):
+            entries.clear()
         self._next = 0
         self._blocks.close()
-        self._stacked.close()
+        self._trainer.close()
 
-    def _cut(self, asked: Collection[int]) -> list[tuple[float, Block]]:
-        """Into blocks: these, and what is due next, as many as there are hands for; and when each is due."""
-        jobs, room = [self._jobs.pop(ticket) for ticket in asked], self._hands * self._stacked.most
-        if self._hands == 1 and len(jobs) + len(self._jobs) <= room:  # all there are, at once, in no need of a due time
+    def _make_blocks(self, tickets: Collection[int]) -> list[tuple[float, JobBlock]]:
+        """Make blocks of these jobs and the most urgent others, up to the maximum size, with their due times."""
+        jobs, limit = [self._jobs.pop(ticket) for ticket in tickets], self._count * self._trainer.max_jobs
+        if self._count == 1 and len(jobs) + len(self._jobs) <= limit:  # all jobs fit: no need to order by due time
             jobs += [self._jobs[ticket] for ticket in sorted(self._jobs)]
-            for held in (self._jobs, self._new, self._dues):
-                held.clear()
+            for entries in (self._jobs, self._new, self._dues):
+                entries.clear()
         dues = [-1.0] * len(jobs)
         for entry in self._new:
             heappush(self._dues, entry)
         self._new.clear()
-        while self._dues and (len(jobs) < room or self._dues[0][1] not in self._jobs):
+        while self._dues and (len(jobs) < limit or self._dues[0][1] not in self._jobs):
             due, ticket = heappop(self._dues)
             if (job := self._jobs.pop(ticket, None)) is not None:
                 jobs.append(job)
                 dues.append(due)
-        size = min(self._stacked.most, ceil(len(jobs) / self._hands))
+        size = min(self._trainer.max_jobs, ceil(len(jobs) / self._count))
         first, self._next = self._next, self._next + ceil(len(jobs) / size)
         starts = enumerate(range(0, len(jobs), size), first)
-        return [(dues[at], Block(number, tuple(jobs[at : at + size]))) for number, at in starts]
+        return [(dues[at], JobBlock(number, tuple(jobs[at : at + size]))) for number, at in starts]
 
-    def _hand_out(self, block: Block, due: float) -> None:
-        self._in[block.ticket] = {job.ticket for job in block.jobs}
-        self._block_of |= dict.fromkeys(self._in[block.ticket], block.ticket)
-        if block.ticket == 0:  # here, so that what is found out once is found out and said once
-            self._done[block.ticket] = computed(self._trained, block)
+    def _submit_block(self, block: JobBlock, due: float) -> None:
+        self._wanted[block.ticket] = {job.ticket for job in block.jobs}
+        self._block_of |= dict.fromkeys(self._wanted[block.ticket], block.ticket)
+        if block.ticket == 0:  # in this process, so that compilation and warnings happen once, before any fork
+            self._done[block.ticket] = train_or_fail(self._train_block, block)
         else:
             self._blocks.submit(block, due)
 
-    def _answers(self, number: int) -> list[Answer]:
+    def _block_answers(self, number: int) -> list[Answer]:
         answers = self._done.pop(number) if number in self._done else self._blocks.collect((number,))[0]
-        wanted = self._in.pop(number)
+        wanted = self._wanted.pop(number)
         for ticket in wanted:
             del self._block_of[ticket]
-        return [answer for answer in _each(sorted(wanted), answers) if answer.ticket in wanted]
+        return [answer for answer in _answers_or_failures(sorted(wanted), answers) if answer.ticket in wanted]
 
-    def _trained(self, block: Block) -> list[Answer]:
+    def _train_block(self, block: JobBlock) -> list[Answer]:
         return [
-            Failure(job.ticket, in_words(answer)) if isinstance(answer, Exception) else answer
-            for job, answer in zip(block.jobs, self._stacked.attempt(block.jobs), strict=True)
+            Failure(job.ticket, describe_error(answer)) if isinstance(answer, Exception) else answer
+            for job, answer in zip(block.jobs, self._trainer.train_many(block.jobs), strict=True)
         ]
 
 
-def _each(tickets: Sequence[int], answers: list[Answer] | Failure) -> list[Answer]:
-    """A block's answers, or that all of it failed."""
+def _answers_or_failures(tickets: Sequence[int], answers: list[Answer] | Failure) -> list[Answer]:
+    """Return the answers of a block, or a failure of each job if the whole block failed."""
     return [Failure(ticket, answers.reason) for ticket in tickets] if isinstance(answers, Failure) else answers

@@ -1,17 +1,28 @@
-"""The plain worker: one job at a time, in this process, exactly when it is needed."""
+"""The worker `inline`, which trains each job in this process when its result is needed, and blocks of jobs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from typing import Any
 
-from offbeat.core.errors import in_words
+from offbeat.core.errors import describe_error
 from offbeat.core.jobs import Failure, Job
-from offbeat.engine.worker import Answer
+from offbeat.engine import Answer
+
+Train = Callable[[Any], Any]  # trains a job, or a block of jobs
+
+
+@dataclass(frozen=True, slots=True)
+class JobBlock:
+    """Jobs that are sent and trained together; its answer is a list of answers."""
+
+    ticket: int  # numbers blocks, independent of the tickets of jobs
+    jobs: tuple[Job, ...]
 
 
 class Inline:
-    def __init__(self, train: Callable[[Any], Any]) -> None:
+    def __init__(self, train: Train) -> None:
         self._train = train
         self._jobs: dict[int, Job] = {}
 
@@ -23,19 +34,29 @@ class Inline:
 
     def collect(self, tickets: Collection[int]) -> list[Answer]:
         answers: list[Answer] = []
-        for ticket in tickets:  # no comprehension: for one ticket, as a rule, that is another call
-            answers.append(computed(self._train, self._jobs.pop(ticket)))
+        for ticket in tickets:  # faster than a comprehension, because there is usually one ticket
+            answers.append(train_or_fail(self._train, self._jobs.pop(ticket)))
         return answers
 
     def close(self) -> None:
         self._jobs.clear()
 
 
-def computed(train: Callable[[Any], Any], job: Any) -> Any:
-    """What comes of a job, or of a block of them: a result, or that it raised."""
+def train_or_fail(train: Train, work: Job | JobBlock) -> Any:
+    """Return the result of a job or block, or a Failure if it raised; lack of memory is raised."""
     try:
-        return train(job)
+        return train(work)
     except MemoryError:
-        raise  # the machine's trouble, not this client's
+        raise  # a problem of this machine, not of the client's job
     except Exception as error:
-        return Failure(job.ticket, in_words(error))
+        return Failure(work.ticket, describe_error(error))
+
+
+def jobs_of(work: Job | JobBlock) -> tuple[Job, ...]:
+    return work.jobs if isinstance(work, JobBlock) else (work,)
+
+
+def describe_work(work: Job | JobBlock) -> str:
+    if isinstance(work, JobBlock):
+        return f"a stack of {len(work.jobs)} jobs"
+    return f"job {work.index} of client {work.client}"

@@ -1,6 +1,6 @@
-"""Jobs that wait for somebody else to train them: the most urgent first, ahead of their time, again after a death.
+"""Distribute jobs to members, such as processes: the most urgent first, ahead of their time, and again after a death.
 
-Who trains, how jobs get there and answers come back, and what a death looks like is for those who inherit it.
+Subclasses define what a member is and how jobs and answers travel.
 """
 
 from __future__ import annotations
@@ -14,213 +14,233 @@ from heapq import heappop, heappush
 from math import inf
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
-from offbeat.core.errors import RunError, plain_text
+from offbeat.core.errors import RunError, to_single_line
 from offbeat.core.jobs import Job
-from offbeat.workers.forked_process import ANSWER, STAYS, Train
-from offbeat.workers.inline import computed
-from offbeat.workers.job_blocks import Block, in_words
+from offbeat.core.protocol import LocalWork
+from offbeat.workers.inline import JobBlock, Train, describe_work, train_or_fail
+from offbeat.workers.process_pool import ANSWER, UNSENDABLE, decode_text
 from offbeat.workers.shared_memory_codec import Unsendable
 
 log = logging.getLogger("offbeat")
 
-DEPTH = 2  # jobs a member has: one it trains, and one to go on with at once
-AHEAD = 16  # results for each member that may be computed though nobody asked for them yet,
-KEPT = 1 << 29  # and the bytes of all of them, about
-DEATHS = 3  # of members over one job: then it is the job
+JOBS_PER_MEMBER = 2  # one in training, and one to continue with at once
+RESULTS_AHEAD = 16  # results per member that may be computed before they are collected,
+MAX_WAITING_BYTES = 1 << 29  # and the approximate size of all of them
+MAX_DEATHS = 3  # deaths of members during the same job, after which the job is the likely cause
 
 
-def cores() -> int:
-    """That this process may use."""
+def usable_cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-class Trains(Protocol):
-    """Somebody who trains, as the run sees it."""
+def job_fields(work: Job | JobBlock) -> tuple[Any, ...]:
+    """Convert a job or block to a tuple that can be pickled; mappings become dicts, as not all kinds can be."""
+    if isinstance(work, JobBlock):
+        return work.ticket, tuple(map(job_fields, work.jobs))
+    job, local = work, work.work
+    local_fields = local.steps, local.epochs, local.lr, local.rule, dict(local.extras)
+    rest = job.base_version, local_fields, job.num_examples, dict(job.memory), job.seed, job.started
+    return job.ticket, job.client, job.index, job.base, *rest
+
+
+def job_from_fields(fields: tuple[Any, ...]) -> Job | JobBlock:
+    if len(fields) == 2:
+        return JobBlock(fields[0], tuple(map(job_from_fields, fields[1])))  # type: ignore[arg-type]
+    ticket, client, index, base, version, local, num_examples, memory, seed, started = fields
+    return Job(ticket, client, index, base, version, LocalWork(*local), num_examples, memory, seed, started)
+
+
+class QueueMember(Protocol):
+    """A process or actor that trains jobs."""
 
     @property
     def jobs(self) -> deque[tuple[Any, int, float]]:
-        """(how it was sent, ticket, due), in the order they were sent."""
+        """The jobs sent to it: (how it was sent, ticket, due), in this order."""
         ...
 
 
-class Lost(Exception):
-    """Whoever was to have a job has died, and was replaced: it is somebody else's."""
+class MemberLost(Exception):
+    """Raised if a member died before it received a job; the job must be sent again."""
 
 
-Member = TypeVar("Member", bound=Trains)
+Member = TypeVar("Member", bound=QueueMember)
 
 
-class Queue(ABC, Generic[Member]):
-    """Of jobs, or of blocks of them: then an answer is what `train` makes of a block."""
+class JobQueue(ABC, Generic[Member]):
+    """A worker that sends jobs, or blocks of jobs, to its members."""
 
     name: ClassVar[str]  # of the worker
-    there: ClassVar[str]  # where jobs are sent, in words
-    causes: ClassVar[str]  # of deaths, in words
+    destination: ClassVar[str]  # for messages: where jobs are sent
+    death_causes: ClassVar[str]  # for messages
 
     def __init__(self, train: Train) -> None:
         self._train = train
-        self._jobs: dict[int, Job | Block] = {}  # submitted, not yet answered
-        self._due: dict[int, float] = {}  # of those that are nowhere yet,
-        self._order: list[tuple[float, int]] = []  # a heap of them, and of some that are gone
-        self._here: set[int] = set()  # those that cannot travel: they are trained in this process
-        self._answers: dict[int, Any] = {}  # that nobody asked for yet
-        self._deaths: dict[int, int] = {}  # of members who had it first; it has an entry once it was in any that died
+        self._jobs: dict[int, Job | JobBlock] = {}  # submitted, not yet collected
+        self._unsent: dict[int, float] = {}  # ticket -> due
+        self._order: list[tuple[float, int]] = []  # heap of (due, ticket); may contain jobs that are no longer unsent
+        self._local: set[int] = set()  # jobs that cannot be sent, which this process trains
+        self._answers: dict[int, Any] = {}  # not yet collected
+        self._deaths: dict[int, int] = {}  # deaths while a job was in training; 0: it was waiting at a member that died
         self._members: list[Member] = []
-        self._started, self._alone = False, False  # alone: nobody else can train, so this process does
-        self._ahead = 0  # results that may wait
-        self._said: set[str] = set()
+        self._started = False
+        self._inline_only = False  # no member can train, so this process does
+        self._max_ahead = 0  # answers that may wait
+        self._warned: set[str] = set()
 
-    # ------------------------------------------------------------ what a worker does
+    # ------------------------------------------------------------ interface of a worker
 
-    def submit(self, job: Job | Block, due: float) -> None:
+    def submit(self, job: Job | JobBlock, due: float) -> None:
         self._jobs[job.ticket] = job
-        self._wait_for(job.ticket, due)
+        self._enqueue(job.ticket, due)
         if self._started:
-            self._hear(timeout=0.0)
-            self._hand_out()
+            self._receive_answers(timeout=0.0)
+            self._send_jobs()
 
     def cancel(self, ticket: int) -> None:
-        for held in (self._jobs, self._due, self._answers, self._deaths):
-            held.pop(ticket, None)
-        self._here.discard(ticket)
+        for tickets in (self._jobs, self._unsent, self._answers, self._deaths):
+            tickets.pop(ticket, None)
+        self._local.discard(ticket)
 
     def collect(self, tickets: Collection[int]) -> list[Any]:
         for ticket in tickets:
-            if ticket in self._due:
-                heappush(self._order, (-inf, ticket))  # whatever it was to be: now is when it is needed
+            if ticket in self._unsent:
+                heappush(self._order, (-inf, ticket))  # needed now, whatever its due time
         if not self._started:
             self._start()
         return [self._answer(ticket) for ticket in tickets]
 
     def close(self) -> None:
-        self._end_all()
-        for held in (self._jobs, self._due, self._order, self._here, self._answers, self._deaths):
-            held.clear()
-        self._started, self._alone = False, False
+        self._end_members()
+        for tickets in (self._jobs, self._unsent, self._order, self._local, self._answers, self._deaths):
+            tickets.clear()
+        self._started = self._inline_only = False
 
-    # ------------------------------------------------------------ for those who inherit it
+    # ------------------------------------------------------------ implemented by subclasses
 
     @abstractmethod
     def _start(self) -> None:
-        """The first result is asked for; `_started` from here on."""
+        """Set `_started` and prepare for sending jobs; called when the first result is needed."""
 
     @abstractmethod
-    def _end_all(self) -> None:
-        """Every member, at once: they hold nothing."""
+    def _end_members(self) -> None:
+        """End all members at once; they have no state."""
 
     @abstractmethod
-    def _free_for(self, ticket: int) -> Member | None:
-        """Who is to have this job now, if anybody."""
+    def _free_member(self, ticket: int) -> Member | None:
+        """Return the member that gets this job now, or None."""
 
     @abstractmethod
     def _send(self, member: Member, job: Any, due: float) -> bool:
-        """And put it among its jobs. False if it does not go now; Unsendable if it never does; Lost."""
+        """Send a job and append it to the member's jobs.
+
+        Returns False if it cannot be sent now. Raises Unsendable if it never can, MemberLost if the member died.
+        """
 
     @abstractmethod
-    def _hear(self, timeout: float | None = None) -> None:
-        """Answers that are there; with no timeout, until there is one."""
+    def _receive_answers(self, timeout: float | None = None) -> None:
+        """Store the answers that have arrived; without a timeout, wait for one."""
 
     # ------------------------------------------------------------ jobs
 
-    def _wait_for(self, ticket: int, due: float) -> None:
-        self._due[ticket] = due
+    def _enqueue(self, ticket: int, due: float) -> None:
+        self._unsent[ticket] = due
         heappush(self._order, (due, ticket))
 
     def _answer(self, ticket: int) -> Any:
         if ticket not in self._jobs:
             raise KeyError(ticket)
-        self._hear(timeout=0.0)
+        self._receive_answers(timeout=0.0)
         self._obtain(ticket)
         answer = self._answers.pop(ticket)
         self.cancel(ticket)
-        self._hand_out()
+        self._send_jobs()
         if isinstance(answer, MemoryError):
             raise answer
         return answer
 
     def _obtain(self, ticket: int) -> None:
-        """Until its answer is there."""
+        """Wait until the answer has arrived."""
         while ticket not in self._answers:
-            self._hand_out(ticket)
-            if ticket in self._here or self._alone:
-                self._compute(ticket)
+            self._send_jobs(ticket)
+            if ticket in self._local or self._inline_only:
+                self._train_here(ticket)
             else:
-                self._hear_or_help()
+                self._wait_for_answer()
 
-    def _hear_or_help(self) -> None:
-        self._hear()
+    def _wait_for_answer(self) -> None:
+        self._receive_answers()
 
-    def _compute(self, ticket: int) -> None:
-        """In this process."""
-        self._due.pop(ticket, None)
-        self._answers[ticket] = computed(self._train, self._jobs[ticket])
+    def _train_here(self, ticket: int) -> None:
+        """Train a job in this process."""
+        self._unsent.pop(ticket, None)
+        self._answers[ticket] = train_or_fail(self._train, self._jobs[ticket])
 
     def _most_urgent(self) -> tuple[float, int] | None:
-        """Of those that nobody is at: due when, and its ticket."""
-        while self._order and self._order[0][1] not in self._due:
-            heappop(self._order)  # it was sent or cancelled meanwhile
+        """Return due time and ticket of the most urgent unsent job."""
+        while self._order and self._order[0][1] not in self._unsent:
+            heappop(self._order)  # sent or cancelled in the meantime
         return self._order[0] if self._order else None
 
-    def _hand_out(self, needed: int | None = None) -> None:
-        """To every member as many jobs as keep it busy, the most urgent first."""
-        while not self._alone and (first := self._most_urgent()) is not None:
+    def _send_jobs(self, needed: int | None = None) -> None:
+        """Send as many jobs as keep all members busy; the job needed now does not count as ahead of its time."""
+        while not self._inline_only and (first := self._most_urgent()) is not None:
             due, ticket = first
-            under_way = sum(len(member.jobs) for member in self._members)
-            if ticket != needed and len(self._answers) + under_way >= self._ahead:
+            in_training = sum(len(member.jobs) for member in self._members)
+            if ticket != needed and len(self._answers) + in_training >= self._max_ahead:
                 return
-            member = self._free_for(ticket)
+            member = self._free_member(ticket)
             if member is None:
                 return
             try:
                 if not self._send(member, self._jobs[ticket], due):
                     return
             except Unsendable as reason:
-                self._stays(ticket, str(reason))
-            except Lost:
+                self._keep_local(ticket, str(reason))
+            except MemberLost:
                 continue
             heappop(self._order)
-            self._due.pop(ticket, None)
+            self._unsent.pop(ticket, None)
 
-    def _keep(self, members: int, model: int) -> None:
-        """So many results of so many bytes may wait that so many members are never idle."""
-        self._ahead = max(2 * DEPTH * members, min(AHEAD * members, KEPT // max(1, model)))
+    def _limit_results_ahead(self, members: int, model_bytes: int) -> None:
+        """Limit waiting results by their size, but never so far that members are idle."""
+        limit = min(RESULTS_AHEAD * members, MAX_WAITING_BYTES // max(1, model_bytes))
+        self._max_ahead = max(2 * JOBS_PER_MEMBER * members, limit)
 
-    def _book(self, ticket: int, kind: int, body: bytes | memoryview, unpacked: Callable[[], Any]) -> None:
-        """What was said of a job, if anybody still waits for it."""
+    def _store_answer(
+        self, ticket: int, kind: int, body: bytes | memoryview, unpack_body: Callable[[], object]
+    ) -> None:
+        """Store the answer to a job, unless it was cancelled."""
         if ticket not in self._jobs:
             return
         if kind == ANSWER:
-            self._answers[ticket] = unpacked()
-        elif kind == STAYS:
-            self._stays(ticket, text_of(body))
+            self._answers[ticket] = unpack_body()
+        elif kind == UNSENDABLE:
+            self._keep_local(ticket, decode_text(body))
         else:
-            self._answers[ticket] = MemoryError(text_of(body))
+            self._answers[ticket] = MemoryError(decode_text(body))
 
-    def _stays(self, ticket: int, reason: str) -> None:
-        self._here.add(ticket)
-        self._say_once(
-            f"worker {self.name}: a job cannot be sent to {self.there} ({plain_text(reason)}): trained in this one"
+    def _keep_local(self, ticket: int, reason: str) -> None:
+        self._local.add(ticket)
+        self._warn_once(
+            f"worker {self.name}: a job cannot be sent to {self.destination} ({to_single_line(reason)}): "
+            "it is trained in this process"
         )
 
-    def _again(self, member: Member, how: str) -> None:
-        """The jobs of one that died. It was at the first, which may be why."""
+    def _requeue(self, member: Member, description: str) -> None:
+        """Enqueue the jobs of a member that died; the first was in training and may be the cause."""
         for number, (_, ticket, due) in enumerate(member.jobs):
             if ticket not in self._jobs:
-                continue  # cancelled meanwhile
+                continue  # cancelled
             self._deaths[ticket] = self._deaths.get(ticket, 0) + (number == 0)
-            if self._deaths[ticket] >= DEATHS:
+            if self._deaths[ticket] >= MAX_DEATHS:
                 raise RunError(
-                    f"{in_words(self._jobs[ticket])} ended {DEATHS} processes, the last one {how}: {self.causes}; "
-                    "with --worker inline it would end the run itself"
+                    f"{describe_work(self._jobs[ticket])} ended {MAX_DEATHS} processes, the last one {description}: "
+                    f"{self.death_causes}; with --worker inline it would end the run itself"
                 )
-            self._wait_for(ticket, due)
+            self._enqueue(ticket, due)
 
-    def _say_once(self, line: str) -> None:
+    def _warn_once(self, line: str) -> None:
         key = line.partition("(")[0]
-        if key not in self._said:
-            self._said.add(key)
+        if key not in self._warned:
+            self._warned.add(key)
             log.warning("%s", line)
-
-
-def text_of(body: bytes | memoryview) -> str:
-    return bytes(body).decode(errors="replace")

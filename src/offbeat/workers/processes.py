@@ -1,144 +1,214 @@
-"""A worker of several processes on this machine: the same bits as inline, sooner.
+"""The worker `processes`: forked processes on this machine, with the same results as `inline`.
 
-Processes are forked from when the first result is asked for, up to one a core, each with one thread. Jobs are started
-ahead of their due time, in its order. A process that dies is replaced and its job repeated, which is safe because jobs
-are pure. No lock is shared: each process has a pipe of its own to this one, and memory of its own that both see.
+Processes are forked when the first result is needed, up to one per core, each with one thread. They inherit the trainer
+and the data. Jobs are started ahead of their due time, in its order. A process that dies is replaced and its job
+repeated, which is safe because jobs are pure. Tensors travel through memory that both sides share.
 """
 
 from __future__ import annotations
 
 import logging
-import os
-import select
-import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from functools import partial
+from multiprocessing.connection import Connection
 
-from offbeat.core.errors import plain_text
-from offbeat.workers.forked_process import ANSWER, GONE, NO_MEMORY, STAYS, Train, receive
-from offbeat.workers.job_blocks import jobs_of
-from offbeat.workers.job_queue import Lost, Queue, cores, text_of
-from offbeat.workers.process_members import Member, end_all, fork
-from offbeat.workers.shared_memory_codec import unpack
+from offbeat.core.errors import describe_error, to_single_line
+from offbeat.core.jobs import Job
+from offbeat.core.protocol import LocalRule
+from offbeat.workers.inline import JobBlock, Train, jobs_of, train_or_fail
+from offbeat.workers.job_queue import JOBS_PER_MEMBER, JobQueue, MemberLost, job_fields, job_from_fields, usable_cores
+from offbeat.workers.process_pool import (
+    ANSWER,
+    CLOSED,
+    NO_MEMORY,
+    UNFIT,
+    UNSENDABLE,
+    ChildProcess,
+    Message,
+    ProcessPool,
+    decode_text,
+    flush_streams,
+    receive,
+    send,
+)
+from offbeat.workers.shared_memory_codec import SharedMemory, Unsendable, pack, unpack
 
 log = logging.getLogger("offbeat")
 
+PIPE_BYTES = 1 << 14  # a message of this size can be sent before the receiver reads it
+MODELS_IN_SHARED_MEMORY = (8, 2, 0)  # for a job, and for its answer; the first size that can be allocated
 
-class Processes(Queue[Member]):
-    """Of jobs, or of blocks of up to `most` jobs each.
+Slot = tuple[SharedMemory, SharedMemory]  # for a job, and for its answer
 
-    `helps`: this process trains too while it waits, first what it waits for; others have one block at a time, so that
-    there is something left for it. Who trains what then depends on time; what comes of it does not.
+
+class JobProcess(ChildProcess):
+    """A process that trains jobs, as its parent sees it."""
+
+    def __init__(self, slots: list[Slot], pid: int, pipe: Connection) -> None:
+        super().__init__(pid, pipe)
+        self.slots = slots
+        self.free = list(range(len(slots)))
+        self.jobs: deque[tuple[int, int, float]] = deque()  # (slot, ticket, due), in the order they were sent
+
+    def load(self) -> int:
+        return len(self.jobs)
+
+    def send_job(self, job: Job | JobBlock, due: float, inherited: dict[int, int]) -> bool:
+        """Return False if the job is too large to be sent while the process is busy: both would wait forever."""
+        slot = self.free[-1]
+        message = pack(job_fields(job), self.slots[slot][0], inherited, exact=True)
+        if self.jobs and message.size > PIPE_BYTES:
+            return False
+        send(self.pipe, Message(slot, job.ticket, message.body, message.tensors))
+        self.free.pop()
+        self.jobs.append((slot, job.ticket, due))
+        return True
+
+
+class Processes(JobQueue[JobProcess]):
+    """Train jobs, or blocks of up to `max_jobs` jobs, in `count` processes.
+
+    With `helps`, this process also trains while it waits, first the job it waits for, and each other process has one
+    block at a time, so that work remains for this one. Then timing decides who trains a job, but not its result.
     """
 
-    name, there = "processes", "one"
-    causes = "there is too little memory, or native code fails"
+    name, destination = "processes", "another process"
+    death_causes = "there is too little memory, or native code fails"
 
-    def __init__(self, train: Train, count: int | None = None, most: int = 1, helps: bool = False) -> None:
+    def __init__(self, train: Train, count: int | None = None, max_jobs: int = 1, helps: bool = False) -> None:
         super().__init__(train)
-        self._count, self._most_jobs, self._helps = count or cores(), most, helps
-        self._ears = select.poll()  # for all of them
-        self._most = self._count  # of them; fewer where the system starts no more
-        self._model = 0  # bytes of a model, of as many as make up a block
-        self._known: list[Any] = []  # rules that processes inherit: of these any class will do
-        self._numbers: dict[int, int] = {}
-        self._end = weakref.finalize(self, end_all, self._members, os.getpid())
+        self._count, self._max_jobs, self._helps = count or usable_cores(), max_jobs, helps
+        self._limit = self._count  # less if the system cannot start more processes
+        self._pool = ProcessPool[JobProcess](kill=True)
+        self._members = self._pool.processes
+        self._model_bytes = 0  # of the models of a block
+        self._rules: list[LocalRule] = []  # inherited by processes, so they need not be sent
+        self._rule_numbers: dict[int, int] = {}
 
     def close(self) -> None:
         super().close()
-        self._most = self._count
+        self._limit = self._count
 
     # ------------------------------------------------------------ jobs
 
     def _obtain(self, ticket: int) -> None:
-        if self._helps and ticket in self._due:
-            del self._due[ticket]
-            self._hand_out()  # the others, meanwhile
-            self._compute(ticket)
+        if self._helps and ticket in self._unsent:
+            del self._unsent[ticket]
+            self._send_jobs()
+            self._train_here(ticket)
         super()._obtain(ticket)
 
-    def _hear_or_help(self) -> None:
+    def _wait_for_answer(self) -> None:
         if self._helps and (other := self._most_urgent()) is not None:
-            self._compute(other[1])
-            self._hear(timeout=0.0)
+            self._train_here(other[1])
+            self._receive_answers(timeout=0.0)
         else:
-            self._hear()
+            self._receive_answers()
 
-    def _send(self, member: Member, job: Any, due: float) -> bool:
+    def _send(self, member: JobProcess, job: Job | JobBlock, due: float) -> bool:
         try:
-            return member.take(job, due, self._numbers)
-        except GONE:
+            return member.send_job(job, due, self._rule_numbers)
+        except CLOSED:
             self._replace(member)
-            raise Lost from None
+            raise MemberLost from None
 
-    def _free_for(self, ticket: int) -> Member | None:
+    def _free_member(self, ticket: int) -> JobProcess | None:
         member = self._least_busy()
         return None if member is None or not member.free or (self._helps and member.jobs) else member
 
     # ------------------------------------------------------------ processes
 
     def _start(self) -> None:
-        """Rules that are known by now need not travel: most strategies have one for all jobs, of any class."""
         self._started = True
         jobs = [job for work in self._jobs.values() for job in jobs_of(work)]
         rules = {id(rule): rule for job in jobs if (rule := job.work.rule) is not None}
-        self._known = list(rules.values())
-        self._numbers = {id(rule): number for number, rule in enumerate(self._known)}
-        self._model = self._most_jobs * max((job.base.nbytes for job in jobs), default=0)
-        self._keep(self._count, self._model)
+        self._rules = list(rules.values())
+        self._rule_numbers = {id(rule): number for number, rule in enumerate(self._rules)}
+        self._model_bytes = self._max_jobs * max((job.base.nbytes for job in jobs), default=0)
+        self._limit_results_ahead(self._count, self._model_bytes)
 
-    def _least_busy(self) -> Member | None:
-        """A new one, as long as all are busy and there may be more."""
-        found = min(self._members, key=Member.load, default=None)
-        if (found is not None and not found.jobs) or len(self._members) >= self._most:
-            return found
+    def _least_busy(self) -> JobProcess | None:
+        """Return the least busy process, or a new one if all are busy and the limit allows it."""
+        member = min(self._members, key=JobProcess.load, default=None)
+        if (member is not None and not member.jobs) or len(self._members) >= self._limit:
+            return member
+        slots = [(_allocate(self._model_bytes), _allocate(self._model_bytes)) for _ in range(JOBS_PER_MEMBER)]
         try:
-            made = fork(self._train, self._model, self._known, self._members)
+            return self._pool.fork(partial(_serve, self._train, slots, self._rules), partial(JobProcess, slots))
         except OSError as error:
-            self._most, self._alone = len(self._members), not self._members
-            what = "no process could be started" if self._alone else f"only {self._most} could be started"
-            log.warning("worker processes: %s (%s)", what, error.strerror or error)
-            return found
-        self._ears.register(made.pipe.fileno(), select.POLLIN)
-        return made
+            self._limit, self._inline_only = len(self._members), not self._members
+            problem = "no process could be started" if self._inline_only else f"only {self._limit} could be started"
+            log.warning("worker processes: %s (%s)", problem, error.strerror or error)
+            return member
 
-    def _replace(self, member: Member) -> None:
-        """One that died: the job it was at may be why."""
-        with suppress(*GONE):
+    def _replace(self, member: JobProcess) -> None:
+        """Remove a process that died and enqueue its jobs; a new process is forked when it is needed."""
+        with suppress(*CLOSED):
             while member.pipe.poll():
-                self._take(member, *receive(member.pipe))  # what it still had to say
-        if self._alone:
+                self._handle(member, receive(member.pipe))
+        if self._inline_only:
             return
-        self._ears.unregister(member.pipe.fileno())
-        how = member.end()
-        self._members.remove(member)
-        self._again(member, how)
-        log.warning("a process of the worker %s; it is replaced, and its job repeated", how)
+        description = self._pool.remove(member)
+        self._requeue(member, description)
+        log.warning("a worker process %s; it is replaced, and its job is repeated", description)
 
-    def _hear(self, timeout: float | None = None) -> None:
-        for number, _ in self._ears.poll(timeout):
-            member = next((member for member in self._members if member.pipe.fileno() == number), None)
-            if member is None:
-                continue  # replaced a moment ago
+    def _receive_answers(self, timeout: float | None = None) -> None:
+        for member in self._pool.wait(timeout):
+            if member.pipe.closed:
+                continue  # removed while another message was handled
             try:
-                self._take(member, *receive(member.pipe))
-            except GONE:
+                self._handle(member, receive(member.pipe))
+            except CLOSED:
                 self._replace(member)
 
-    def _take(self, member: Member, kind: int, ticket: int, body: memoryview, apart: list[bytes]) -> None:
-        if kind not in (ANSWER, STAYS, NO_MEMORY):
-            self._give_up(text_of(body))
+    def _handle(self, member: JobProcess, message: Message) -> None:
+        if message.kind == UNFIT:
+            reason = to_single_line(decode_text(message.body))
+            log.warning("worker processes: forks cannot train here (%s): inline is used", reason)
+            self._inline_only = True
+            self._end_members()
             return
         slot, _, _ = member.jobs.popleft()
-        self._book(ticket, kind, body, lambda: unpack(body, apart, member.slots[slot][1]))
+        unpack_answer: Callable[[], object] = lambda: unpack(message.body, message.tensors, member.slots[slot][1])  # noqa: E731
+        self._store_answer(message.number, message.kind, message.body, unpack_answer)
         member.free.append(slot)
 
-    def _give_up(self, reason: str) -> None:
-        """Forks cannot train here at all."""
-        log.warning("worker processes: forks cannot train here (%s): inline is used", plain_text(reason))
-        self._alone = True
-        self._end_all()
+    def _end_members(self) -> None:
+        self._pool.end()
 
-    def _end_all(self) -> None:
-        end_all(self._members, os.getpid())
-        self._ears = select.poll()
+
+def _allocate(model_bytes: int) -> SharedMemory:
+    for models in MODELS_IN_SHARED_MEMORY:
+        with suppress(OSError, ValueError, OverflowError):
+            return SharedMemory(models * model_bytes + (PIPE_BYTES if models else 0))
+    return SharedMemory(0)  # tensors are sent through the pipe
+
+
+# ------------------------------------------------------------ in a worker process
+
+
+def _serve(train: Train, slots: Sequence[Slot], rules: Sequence[LocalRule], pipe: Connection) -> None:
+    """Train the jobs that arrive on the pipe, one after the other."""
+    while True:
+        job = receive(pipe)
+        try:
+            kind, body, tensors = _answer(train, job, slots[job.kind], rules)
+        except Unsendable as reason:
+            kind, body, tensors = UNSENDABLE, str(reason).encode(), []
+        except MemoryError as error:
+            kind, body, tensors = NO_MEMORY, str(error).encode(), []
+        send(pipe, Message(kind, job.number, body, tensors))
+        flush_streams()
+
+
+def _answer(train: Train, job: Message, slot: Slot, rules: Sequence[LocalRule]) -> tuple[int, bytes, list[bytes]]:
+    try:
+        work = job_from_fields(unpack(job.body, job.tensors, slot[0], rules, copy=False))
+    except MemoryError:
+        raise
+    except Exception as error:  # for example a class that was defined after the fork
+        raise Unsendable(describe_error(error)) from None
+    answer = pack(train_or_fail(train, work), slot[1])
+    return ANSWER, answer.body, answer.tensors

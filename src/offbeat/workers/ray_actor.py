@@ -1,4 +1,4 @@
-"""What lives on the nodes of a Ray cluster: actors, each a process with the run's trainer and one thread."""
+"""Actors on the nodes of a Ray cluster: processes with the run's trainer and one thread each."""
 
 from __future__ import annotations
 
@@ -8,39 +8,39 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any
 
 import ray
 import torch
 
-from offbeat.core.errors import in_words
+from offbeat.core.errors import describe_error
 from offbeat.core.threads import one_thread
-from offbeat.workers.forked_process import ANSWER, NO_MEMORY, STAYS, UNFIT, Train, job_of
-from offbeat.workers.inline import computed
-from offbeat.workers.ray_codec import Block, as_block, pack, unpack, unpack_trainer
+from offbeat.workers.inline import Train, train_or_fail
+from offbeat.workers.job_queue import job_from_fields
+from offbeat.workers.process_pool import ANSWER, NO_MEMORY, UNFIT, UNSENDABLE
+from offbeat.workers.ray_codec import TensorBytes, pack, tensor_bytes, unpack, unpack_trainer
 from offbeat.workers.shared_memory_codec import Unsendable
 
-Answered = tuple[int, bytes, list[Block]]  # kind, body, large tensors
+ActorAnswer = tuple[int, bytes, list[TensorBytes]]  # kind, body, large tensors
 
 
 @dataclass(frozen=True)
-class Place:
-    """What decides about the last bits, of the machine a process runs on."""
+class NumericEnvironment:
+    """The properties of a machine that affect the last bits of results."""
 
     torch: str
     cpu: str
     offbeat: str
 
     @classmethod
-    def here(cls) -> Place:
+    def current(cls) -> NumericEnvironment:
         cpu = f"{_model_of_cpu()} ({platform.machine()} {torch.backends.cpu.get_cpu_capability()})"
         return cls(torch.__version__, cpu, _version())
 
-    def difference(self, other: Place) -> str | None:
-        """In words, how the other is not like this one."""
+    def difference(self, other: NumericEnvironment) -> str | None:
+        """Describe the differences of the other environment, or return None."""
         names = [name for name in ("torch", "cpu", "offbeat") if getattr(self, name) != getattr(other, name)]
-        told = "; ".join(f"{name} {getattr(other, name)}, not {getattr(self, name)}" for name in names)
-        return told or None
+        text = "; ".join(f"{name} {getattr(other, name)}, not {getattr(self, name)}" for name in names)
+        return text or None
 
 
 def _version() -> str:
@@ -51,7 +51,7 @@ def _version() -> str:
 
 
 def _model_of_cpu() -> str:
-    """Libraries beneath PyTorch choose by it, too."""
+    """Return the CPU model, which libraries beneath PyTorch also use to select algorithms."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -61,8 +61,8 @@ def _model_of_cpu() -> str:
 
 
 @dataclass(frozen=True)
-class Settings:
-    """Of torch, which a script may have changed before its run: a fork would have them, an actor is told."""
+class TorchSettings:
+    """Global settings of torch that a script may have changed; forks inherit them, actors apply them."""
 
     dtype: torch.dtype
     matmul: str
@@ -70,7 +70,7 @@ class Settings:
     deterministic: bool
 
     @classmethod
-    def here(cls) -> Settings:
+    def current(cls) -> TorchSettings:
         return cls(
             torch.get_default_dtype(),
             torch.get_float32_matmul_precision(),
@@ -79,7 +79,7 @@ class Settings:
         )
 
     def apply(self) -> None:
-        """To this process, which has no other purpose."""
+        """Change the settings of this process."""
         torch.set_default_dtype(self.dtype)
         torch.set_float32_matmul_precision(self.matmul)
         torch.use_deterministic_algorithms(self.deterministic)
@@ -87,51 +87,51 @@ class Settings:
 
 
 @dataclass(frozen=True)
-class Greeting:
-    """What an actor says first; `unfit`: why it cannot train."""
+class ActorReport:
+    """The first answer of an actor; `unfit` is the reason if it cannot train."""
 
     node: str
     pid: int
-    place: Place | None = None
+    environment: NumericEnvironment | None = None
     unfit: str | None = None
 
 
-class Actor:
-    """Asked for one thing at a time, in order. It answers whatever happens: what it raised would be wrapped by Ray."""
+class TrainingActor:
+    """Trains jobs one after the other; it returns errors as answers, because Ray would wrap raised errors."""
 
     def __init__(self) -> None:
         self._train: Train | None = None
-        self._held: Any = None  # what the data lies in
+        self._placed: object = None  # keeps the memory of the data alive
         self._threads = ExitStack()
 
-    def greet(self, settings: Settings, placed: tuple[bytes, Block]) -> Greeting:
-        """Load the trainer: large data stays where it lies, in memory that the node's actors share."""
+    def load(self, settings: TorchSettings, placed: tuple[bytes, TensorBytes]) -> ActorReport:
+        """Load the trainer; large data stays in memory that the actors of a node share."""
         node = ray.util.get_node_ip_address()
         try:
             settings.apply()
             self._threads.enter_context(one_thread())
-            self._held = placed
+            self._placed = placed
             self._train = unpack_trainer(*placed)
         except Exception as error:
-            return Greeting(node, os.getpid(), unfit=in_words(error))
-        return Greeting(node, os.getpid(), Place.here())
+            return ActorReport(node, os.getpid(), unfit=describe_error(error))
+        return ActorReport(node, os.getpid(), NumericEnvironment.current())
 
-    def train(self, body: bytes, *blocks: Block) -> Answered:
+    def train(self, body: bytes, *blocks: TensorBytes) -> ActorAnswer:
         try:
             return self._answer(body, blocks)
         except Unsendable as reason:
-            return STAYS, str(reason).encode(errors="replace"), []
+            return UNSENDABLE, str(reason).encode(errors="replace"), []
         except MemoryError as error:
             return NO_MEMORY, str(error).encode(errors="replace"), []
 
-    def _answer(self, body: bytes, blocks: tuple[Block, ...]) -> Answered:
+    def _answer(self, body: bytes, blocks: tuple[TensorBytes, ...]) -> ActorAnswer:
         if self._train is None:
-            return UNFIT, b"it has no trainer", []
+            return UNFIT, b"the actor has no trainer", []
         try:
-            job = job_of(unpack(body, blocks))
+            job = job_from_fields(unpack(body, blocks))
         except MemoryError:
             raise
-        except Exception as error:  # a class that is not to be had here
-            raise Unsendable(in_words(error)) from None
-        answer, large = pack(computed(self._train, job), exact=False)
-        return ANSWER, answer, [as_block(tensor) for tensor in large]
+        except Exception as error:  # for example a class that does not exist here
+            raise Unsendable(describe_error(error)) from None
+        answer, large = pack(train_or_fail(self._train, job), exact=False)
+        return ANSWER, answer, [tensor_bytes(tensor) for tensor in large]

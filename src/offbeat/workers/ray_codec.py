@@ -1,9 +1,8 @@
-"""What travels to processes of a Ray cluster and back: bodies are pickled by value, large tensors lie beside them as
-plain bytes, for Ray's object store.
+"""Encode messages to and from a Ray cluster: pickles, with large tensors as separate bytes for Ray's object store.
 
-Classes and functions of a file of yours travel with what uses them, since no other machine has that file; those of
-installed packages, and of offbeat, travel by name. Ray pickles whatever its processes say to each other; nothing of
-this is stored, or read from elsewhere than the cluster the user named.
+Classes and functions of the user's own files are pickled by value, because other machines do not have these files;
+those of installed packages and of offbeat are pickled by name. Messages are never stored, and only exchanged with the
+cluster that the user named.
 """
 
 from __future__ import annotations
@@ -25,37 +24,38 @@ import torch
 from ray import cloudpickle
 from torch import Tensor, nn
 
-from offbeat.core.parts.reused_memory import ALIGNED
-from offbeat.workers.shared_memory_codec import Unsendable, refuse_odd
+from offbeat.core.vector import ALIGNMENT
+from offbeat.training import rebuild_parameter
+from offbeat.workers.shared_memory_codec import Unsendable, check_tensor
 
-LARGE = 1 << 16  # bytes; below, a tensor costs less in the body than as an object of its own
+LARGE = 1 << 16  # bytes; smaller tensors are cheaper in the body than as separate objects
 INSTALLED = {"site-packages", "dist-packages"}
 
-Block = np.ndarray[Any, np.dtype[np.uint8]]
-Kind = tuple[torch.dtype, tuple[int, ...]]
+TensorBytes = np.ndarray[Any, np.dtype[np.uint8]]
+TensorKind = tuple[torch.dtype, tuple[int, ...]]
 
 
 # ------------------------------------------------------------ jobs and answers
 
 
 def pack(value: Any, exact: bool) -> tuple[bytes, list[Tensor]]:
-    """The body, and the large tensors that go beside it, each once. `exact`: see `parcels.pack`."""
+    """Return the body and the large tensors, each once; `exact` is explained in `shared_memory_codec.pack`."""
     file = BytesIO()
     packer = _Packer(file, exact)
-    _dump(packer, value)
+    _pickle(packer, value)
     return file.getvalue(), packer.large
 
 
-def unpack(body: bytes, blocks: Sequence[Block]) -> Any:
-    """Every tensor in memory of its own: blocks belong to the object store, and must not be written to."""
+def unpack(body: bytes, blocks: Sequence[TensorBytes]) -> Any:
+    """Decode a value; all tensors are copied, because blocks in the object store are read-only."""
     return _Unpacker(BytesIO(body), blocks).load()
 
 
-def as_block(tensor: Tensor) -> Block:
-    """Its bytes, in order; no copy where they lie like that already."""
+def tensor_bytes(tensor: Tensor) -> TensorBytes:
+    """Return the bytes of a tensor, without a copy if it is contiguous."""
     flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
-    found: Block = flat.view(torch.uint8).numpy()
-    return found
+    block: TensorBytes = flat.view(torch.uint8).numpy()
+    return block
 
 
 class _Packer(cloudpickle.CloudPickler):  # type: ignore[misc]
@@ -63,96 +63,94 @@ class _Packer(cloudpickle.CloudPickler):  # type: ignore[misc]
         super().__init__(file, protocol=5)
         self.large: list[Tensor] = []
         self._exact = exact
-        self._seen: dict[int, tuple[Any, ...]] = {}  # the same tensor twice travels once
+        self._seen: dict[int, tuple[Any, ...]] = {}  # a tensor that occurs twice is sent once
 
     def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
         if not isinstance(value, Tensor):
             return None
-        found = self._seen.get(id(value))
-        if found is None:
-            found = self._seen[id(value)] = self._place(value)
-        return found
+        token = self._seen.get(id(value))
+        if token is None:
+            token = self._seen[id(value)] = self._place(value)
+        return token
 
     def _place(self, tensor: Tensor) -> tuple[Any, ...]:
-        refuse_odd(tensor, self._exact)
+        check_tensor(tensor, self._exact)
         kind = tensor.dtype, tuple(tensor.shape)
         if tensor.nbytes < LARGE:
-            return *kind, as_block(tensor).tobytes() if tensor.numel() else b""
+            return *kind, tensor_bytes(tensor).tobytes() if tensor.numel() else b""
         self.large.append(tensor)
         return *kind, len(self.large) - 1
 
 
 class _Unpacker(pickle.Unpickler):
-    def __init__(self, file: BytesIO, blocks: Sequence[Block]) -> None:
+    def __init__(self, file: BytesIO, blocks: Sequence[TensorBytes]) -> None:
         super().__init__(file)
         self._blocks = blocks
         self._seen: dict[tuple[Any, ...], Tensor] = {}
 
     def persistent_load(self, token: tuple[Any, ...]) -> Tensor:
-        dtype, shape, held = token
-        if not isinstance(held, int):
-            return _filled(dtype, shape, np.frombuffer(held, np.uint8))
+        dtype, shape, content = token
+        if not isinstance(content, int):
+            return _new_tensor(dtype, shape, np.frombuffer(content, np.uint8))
         if token not in self._seen:
-            self._seen[token] = _filled(dtype, shape, self._blocks[held])
+            self._seen[token] = _new_tensor(dtype, shape, self._blocks[content])
         return self._seen[token]
 
 
-def _filled(dtype: torch.dtype, shape: tuple[int, ...], block: Block) -> Tensor:
-    made = torch.empty(shape, dtype=dtype)
-    if made.numel():
-        made.view(-1).view(torch.uint8).numpy()[:] = block
-    return made
+def _new_tensor(dtype: torch.dtype, shape: tuple[int, ...], block: TensorBytes) -> Tensor:
+    tensor = torch.empty(shape, dtype=dtype)
+    if tensor.numel():
+        tensor.view(-1).view(torch.uint8).numpy()[:] = block
+    return tensor
 
 
-# ------------------------------------------------------------ the trainer, once for every node
+# ------------------------------------------------------------ the trainer, once per node
 
 
-def pack_trainer(train: Any, still: Collection[Tensor]) -> tuple[bytes, Block]:
-    """`still`: tensors that nobody writes to (the clients' data): they lie in one block, which all processes of a node
-    share. All others are a copy in each process.
-    """
+def pack_trainer(train: Any, constant_tensors: Collection[Tensor]) -> tuple[bytes, TensorBytes]:
+    """Return the pickled trainer, and one block with the constant tensors, which all processes of a node share."""
     file = BytesIO()
-    packer = _TrainerPacker(file, still)
-    _dump(packer, train)
-    block: Block = np.empty(packer.end, np.uint8)
+    packer = _TrainerPacker(file, constant_tensors)
+    _pickle(packer, train)
+    block: TensorBytes = np.empty(packer.end, np.uint8)
     for tensor, start in packer.placed:
-        block[start : start + tensor.nbytes] = as_block(tensor)
+        block[start : start + tensor.nbytes] = tensor_bytes(tensor)
     return file.getvalue(), block
 
 
-def unpack_trainer(body: bytes, block: Block) -> Any:
+def unpack_trainer(body: bytes, block: TensorBytes) -> Any:
     return _TrainerUnpacker(BytesIO(body), block).load()
 
 
 class _TrainerPacker(cloudpickle.CloudPickler):  # type: ignore[misc]
-    def __init__(self, file: BytesIO, still: Collection[Tensor]) -> None:
+    def __init__(self, file: BytesIO, constant_tensors: Collection[Tensor]) -> None:
         super().__init__(file, protocol=5)
         self.placed: list[tuple[Tensor, int]] = []
         self.end = 0
-        self._still = {id(tensor): tensor for tensor in still if tensor.numel()}
+        self._constant = {id(tensor): tensor for tensor in constant_tensors if tensor.numel()}
         self._starts: dict[int, int] = {}
 
     def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
-        if not isinstance(value, Tensor) or id(value) not in self._still:
+        if not isinstance(value, Tensor) or id(value) not in self._constant:
             return None
         if id(value) not in self._starts:
             self._starts[id(value)] = self.end
             self.placed.append((value, self.end))
-            self.end += value.nbytes + -value.nbytes % ALIGNED
+            self.end += value.nbytes + -value.nbytes % ALIGNMENT
         return value.dtype, tuple(value.shape), self._starts[id(value)]
 
     def reducer_override(self, value: Any) -> Any:
-        """Parameters of a bound module are views of one vector: pickled as they are, each would bring all of it."""
-        if type(value) is nn.Parameter and not value.__dict__ and _is_part(value):
-            return torch._utils._rebuild_parameter, (value.detach().clone(), value.requires_grad, OrderedDict())
+        """Copy parameters that are views of one vector; otherwise each would be pickled with the whole vector."""
+        if type(value) is nn.Parameter and not value.__dict__ and _is_view(value):
+            return rebuild_parameter, (value.detach().clone(), value.requires_grad, OrderedDict())
         return super().reducer_override(value)
 
 
 class _TrainerUnpacker(pickle.Unpickler):
-    def __init__(self, file: BytesIO, block: Block) -> None:
+    def __init__(self, file: BytesIO, block: TensorBytes) -> None:
         super().__init__(file)
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that it cannot be written to is what it is for
+            warnings.simplefilter("ignore")  # about the read-only memory
             self._bytes = torch.from_numpy(block)
 
     def persistent_load(self, token: tuple[Any, ...]) -> Tensor:
@@ -161,53 +159,53 @@ class _TrainerUnpacker(pickle.Unpickler):
         return self._bytes[start : start + size].view(dtype).view(shape)
 
 
-def _is_part(tensor: Tensor) -> bool:
+def _is_view(tensor: Tensor) -> bool:
     return tensor.layout == torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
 # ------------------------------------------------------------ by value
 
 
-def _dump(packer: Any, value: Any) -> None:
+def _pickle(packer: Any, value: Any) -> None:
     try:
-        with _by_value():
+        with _pickled_by_value():
             packer.dump(value)
     except (MemoryError, Unsendable):
         raise
-    except Exception as error:  # whatever a class of the user's does when it is pickled
+    except Exception as error:  # classes of the user may raise anything while they are pickled
         raise Unsendable(f"{type(error).__name__}: {error}") from None
 
 
-_found: list[ModuleType] = []  # files of the user's, among
-_looked: set[str] = set()  # the modules that were looked at
+_user_modules: list[ModuleType] = []  # modules of the user's own files
+_scanned: set[str] = set()  # all modules at the last scan
 
 
 @contextmanager
-def _by_value() -> Iterator[None]:
-    """For as long as something is pickled: the user may use Ray too, and expect it to do as ever."""
-    if len(sys.modules) != len(_looked):
-        _look()
-    mine = [module for module in _found if module.__name__ not in cloudpickle.list_registry_pickle_by_value()]
-    for module in mine:
+def _pickled_by_value() -> Iterator[None]:
+    """Pickle the user's modules by value inside the context only, because the user may use Ray as well."""
+    if len(sys.modules) != len(_scanned):
+        _scan_modules()
+    modules = [module for module in _user_modules if module.__name__ not in cloudpickle.list_registry_pickle_by_value()]
+    for module in modules:
         cloudpickle.register_pickle_by_value(module)
     try:
         yield
     finally:
-        for module in mine:
+        for module in modules:
             cloudpickle.unregister_pickle_by_value(module)
 
 
-def _look() -> None:
-    _looked.clear()
-    _found.clear()
+def _scan_modules() -> None:
+    _scanned.clear()
+    _user_modules.clear()
     for name, module in list(sys.modules.items()):
-        _looked.add(name)
-        if isinstance(module, ModuleType) and module.__name__ == name and _lies_elsewhere(name, module):
-            _found.append(module)
+        _scanned.add(name)
+        if isinstance(module, ModuleType) and module.__name__ == name and _is_user_module(name, module):
+            _user_modules.append(module)
 
 
-def _lies_elsewhere(name: str, module: ModuleType) -> bool:
-    """Than where packages are installed."""
+def _is_user_module(name: str, module: ModuleType) -> bool:
+    """Return whether a module comes from outside the installed packages."""
     path = getattr(module, "__file__", None)
     if name.split(".")[0] in ("offbeat", "__main__", "__mp_main__") or not isinstance(path, str):
         return False

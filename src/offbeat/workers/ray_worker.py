@@ -1,19 +1,24 @@
-"""A worker on a Ray cluster: the bits of inline, on as many machines as there are.
+"""The worker `ray`: actors on a Ray cluster, with the same results as `inline` on equal machines.
 
-Actors are made from when the first result is asked for, no more than there are jobs for, up to one a CPU of the
-cluster. The trainer with its data is put into the object store once, and so is every model that jobs are sent: each
-node fetches it once, whatever number of jobs it has of it. Jobs are started ahead of their due time, in its order. An
-actor that dies, or whose node does, is replaced and its jobs are repeated, which is safe because jobs are pure.
+Actors are started when the first result is needed, as many as there are jobs, up to one per CPU of the cluster. The
+trainer with its data, and every model, is put into the object store once, and each node fetches it once. Jobs are
+started ahead of their due time, in its order. An actor that dies or whose node dies is replaced and its jobs are
+repeated, which is safe because jobs are pure.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import signal
+import subprocess
+import sys
+import threading
+import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -22,212 +27,226 @@ from ray.exceptions import ActorUnavailableError, OutOfMemoryError, RayError
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from offbeat.core.errors import RunError, plain_text
-from offbeat.workers.forked_process import ANSWER, NO_MEMORY, STAYS, Train, fields_of
-from offbeat.workers.job_blocks import jobs_of
-from offbeat.workers.job_queue import DEATHS, DEPTH, Queue, cores, text_of
-from offbeat.workers.ray_actor import Actor, Greeting, Place, Settings
-from offbeat.workers.ray_cluster import join
-from offbeat.workers.ray_codec import as_block, pack, pack_trainer, unpack
+from offbeat.core.errors import RunError, to_single_line
+from offbeat.core.jobs import Job
+from offbeat.training import tensor_version
+from offbeat.workers.inline import JobBlock, Train, jobs_of
+from offbeat.workers.job_queue import JOBS_PER_MEMBER, MAX_DEATHS, JobQueue, job_fields, usable_cores
+from offbeat.workers.process_pool import ANSWER, NO_MEMORY, UNSENDABLE, decode_text
+from offbeat.workers.ray_actor import ActorReport, NumericEnvironment, TorchSettings, TrainingActor
+from offbeat.workers.ray_codec import pack, pack_trainer, tensor_bytes, unpack
 from offbeat.workers.shared_memory_codec import Unsendable
 
 log = logging.getLogger("offbeat")
 
-MOST = 1024  # actors
-BUSY = 60.0  # seconds without any actor, until it is said that the cluster has no CPU free
+MAX_ACTORS = 1024
+BUSY_WARNING_SECONDS = 60.0  # without any actor, until a warning that the cluster has no free CPU
+STATUS_TIMEOUT = 30.0  # seconds for a server to prove that it is Ray
+LOG_OPTIONS = {"log_to_driver": False, "logging_level": logging.ERROR}
+ENVIRONMENT = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+}  # no statistics, no GPU advice
 Ref = Any  # ray.ObjectRef, which is generic for type checkers only
 
 
 @dataclass(eq=False)
-class Member:
-    """An actor, as the run sees it."""
+class RayMember:
+    """An actor as the run sees it."""
 
     actor: Any
-    greeting: Ref | None  # until it has loaded the trainer
-    jobs: deque[tuple[Ref, int, float]] = field(default_factory=deque)  # (answer, ticket, due), as they were sent
+    report: Ref | None  # pending until it has loaded the trainer, then None
+    jobs: deque[tuple[Ref, int, float]] = field(default_factory=deque)  # (answer, ticket, due), in the order sent
     node: str = "?"
-    pid: int = 0  # there
-    tries: int = 1  # actors that have been in its place before any loaded the trainer
+    pid: int = 0  # on its node
+    tries: int = 1  # actors started in this place before one has loaded the trainer
 
     def load(self) -> int:
         return len(self.jobs)
 
 
-class Ray(Queue[Member]):
-    """`still`: tensors of the trainer that nobody writes to. `note` is told, once, that nodes are unlike this one."""
+class RayWorker(JobQueue[RayMember]):
+    """Train jobs on a Ray cluster.
 
-    name, there = "ray", "the cluster"
-    causes = "there is too little memory, native code fails, or nodes are lost"
+    `constant_tensors` are tensors of the trainer that are never modified. `note` is called once if nodes differ from
+    this machine.
+    """
 
-    def __init__(self, train: Train, address: str | None = None, still: Collection[Tensor] = ()) -> None:
+    name, destination = "ray", "the cluster"
+    death_causes = "there is too little memory, native code fails, or nodes are lost"
+
+    def __init__(self, train: Train, address: str | None = None, constant_tensors: Collection[Tensor] = ()) -> None:
         super().__init__(train)
-        self._address, self._still = address, still
+        self._address, self._constant_tensors = address, constant_tensors
         self.note: Callable[[str], object] = lambda text: None
-        self._placed: Any = WeakTensorKeyDictionary()  # tensor -> (its version, where it lies), while it is in use
-        self._most = 0  # actors there may be
+        self._stored: Any = WeakTensorKeyDictionary()  # tensor -> (its version, its reference in the object store)
+        self._max_members = 0
         self._trainer: Ref | None = None
-        self._made: Any = None  # makes actors
-        self._end: Callable[[], object] | None = None  # while it is connected
+        self._actor_class: Any = None
+        self._disconnect: Callable[[], object] | None = None  # None: not connected
 
     # ------------------------------------------------------------ jobs
 
-    def _hand_out(self, needed: int | None = None) -> None:
-        while len(self._members) < min(self._most, len(self._jobs)):
-            self._members.append(self._new())
-        super()._hand_out(needed)
+    def _send_jobs(self, needed: int | None = None) -> None:
+        while len(self._members) < min(self._max_members, len(self._jobs)):
+            self._members.append(self._start_actor())
+        super()._send_jobs(needed)
 
-    def _free_for(self, ticket: int) -> Member | None:
-        """The least busy. With a job that was in an actor that died an actor has nothing else: an answer that was on
-        its way is lost too, so that only of a job that is alone it is certain that it was the one.
+    def _free_member(self, ticket: int) -> RayMember | None:
+        """Return the least busy actor.
+
+        A job of an actor that died is sent to an idle actor: answers in transit are lost with an actor, so only a job
+        that is alone there is certain to be the cause of its death.
         """
-        room = 1 if ticket in self._deaths else DEPTH
+        limit = 1 if ticket in self._deaths else JOBS_PER_MEMBER
         free = (
             member
             for member in self._members
-            if member.greeting is None
-            and member.load() < room
+            if member.report is None
+            and member.load() < limit
             and not any(other in self._deaths for _, other, _ in member.jobs)
         )
-        return min(free, key=Member.load, default=None)
+        return min(free, key=RayMember.load, default=None)
 
-    def _send(self, member: Member, job: Any, due: float) -> bool:
-        body, large = pack(fields_of(job), exact=True)
+    def _send(self, member: RayMember, job: Job | JobBlock, due: float) -> bool:
+        body, large = pack(job_fields(job), exact=True)
         try:
-            answer = member.actor.train.remote(body, *map(self._place, large))
+            answer = member.actor.train.remote(body, *map(self._store_tensor, large))
         except RayError as error:
             raise RunError(f"worker ray: the cluster takes no more jobs ({_first_line(error)})") from None
         member.jobs.append((answer, job.ticket, due))
         return True
 
-    def _place(self, tensor: Tensor) -> Ref:
-        """In the object store: of a model that many jobs are sent, once."""
-        version, ref = self._placed.get(tensor, (None, None))
-        if version != tensor._version:
-            ref = ray.put(as_block(tensor))
-            self._placed[tensor] = tensor._version, ref
+    def _store_tensor(self, tensor: Tensor) -> Ref:
+        """Put a tensor into the object store, once for all jobs with the same model."""
+        version, ref = self._stored.get(tensor, (None, None))
+        if version != tensor_version(tensor):
+            ref = ray.put(tensor_bytes(tensor))
+            self._stored[tensor] = tensor_version(tensor), ref
         return ref
 
     # ------------------------------------------------------------ actors
 
     def _start(self) -> None:
-        leave = join(self._address, cores())
-        self._end = weakref.finalize(self, _end_all, self._members, leave, os.getpid())
+        disconnect = connect(self._address, usable_cores())
+        self._disconnect = weakref.finalize(self, _end_actors, self._members, disconnect, os.getpid())
         self._started = True
-        self._most = min(MOST, int(ray.cluster_resources().get("CPU", 0)))
-        if self._most < 1:
+        self._max_members = min(MAX_ACTORS, int(ray.cluster_resources().get("CPU", 0)))
+        if self._max_members < 1:
             raise RunError("worker ray: the cluster has no CPU to train on")
-        self._made = ray.remote(num_cpus=1, max_restarts=0)(Actor)
+        self._actor_class = ray.remote(num_cpus=1, max_restarts=0)(TrainingActor)
         try:
-            self._trainer = ray.put(pack_trainer(self._train, self._still))
+            self._trainer = ray.put(pack_trainer(self._train, self._constant_tensors))
         except Unsendable as reason:
-            why = f"model, data or loss cannot be sent to other processes ({plain_text(reason)})"
-            raise RunError(f"worker ray: {why}; --worker processes needs not send them") from None
+            problem = f"model, data or loss cannot be sent to other processes ({to_single_line(reason)})"
+            raise RunError(f"worker ray: {problem}; --worker processes does not send them") from None
         except RayError as error:
-            raise RunError(f"worker ray: the object store has no room for the data ({_first_line(error)})") from None
+            raise RunError(f"worker ray: the object store has no space for the data ({_first_line(error)})") from None
         jobs = [job for work in self._jobs.values() for job in jobs_of(work)]
-        self._keep(self._most, max((job.base.nbytes for job in jobs), default=0))
+        self._limit_results_ahead(self._max_members, max((job.base.nbytes for job in jobs), default=0))
 
-    def _end_all(self) -> None:
-        if self._end is not None:
-            self._end()
-        self._end = self._trainer = None
-        self._placed.clear()
+    def _end_members(self) -> None:
+        if self._disconnect is not None:
+            self._disconnect()
+        self._disconnect = self._trainer = None
+        self._stored.clear()
 
-    def _new(self) -> Member:
-        """Ray puts it on any node with a CPU free, as soon as there is one."""
-        actor = self._made.remote()
-        return Member(actor, actor.greet.remote(Settings.here(), self._trainer))
+    def _start_actor(self) -> RayMember:
+        """Start an actor on any node with a free CPU, as soon as there is one."""
+        actor = self._actor_class.remote()
+        return RayMember(actor, actor.load.remote(TorchSettings.current(), self._trainer))
 
-    def _hear(self, timeout: float | None = None) -> None:
-        waiting = {member.greeting or member.jobs[0][0]: member for member in self._members if _at_work(member)}
+    def _receive_answers(self, timeout: float | None = None) -> None:
+        waiting = {member.report or member.jobs[0][0]: member for member in self._members if _has_pending(member)}
         if not waiting:
             return
-        ready = self._ready(list(waiting), timeout)
-        for ref in ready:
+        for ref in self._wait_ready(list(waiting), timeout):
             member = waiting[ref]
             try:
-                said = ray.get(ref)
+                answer = ray.get(ref)
             except RayError as error:
-                self._replace(member, _how(error))
+                self._replace(member, _describe_end(error))
                 continue
-            if member.greeting is not None:
-                self._welcome(member, said)
+            if member.report is not None:
+                self._accept(member, answer)
             else:
-                self._take(member, *said)
+                self._handle_answer(member, *answer)
 
-    def _ready(self, refs: list[Ref], timeout: float | None) -> list[Ref]:
+    def _wait_ready(self, refs: list[Ref], timeout: float | None) -> list[Ref]:
         try:
             while True:
-                limit, count = (BUSY, 1) if timeout is None else (timeout, len(refs))
+                limit, count = (BUSY_WARNING_SECONDS, 1) if timeout is None else (timeout, len(refs))
                 ready, _ = ray.wait(refs, num_returns=count, timeout=limit)
                 if ready or timeout is not None:
                     return list(ready)
-                if all(member.greeting is not None for member in self._members):
-                    self._say_once("worker ray: no CPU of the cluster has been free for a minute: waiting for one")
+                if all(member.report is not None for member in self._members):
+                    self._warn_once("worker ray: no CPU of the cluster has been free for a minute: waiting for one")
         except RayError as error:
             raise RunError(f"worker ray: the cluster is lost ({_first_line(error)})") from None
 
-    def _welcome(self, member: Member, greeting: Greeting) -> None:
-        if greeting.place is None:
-            self._dismiss(member, f"{greeting.unfit}, on node {greeting.node}")
+    def _accept(self, member: RayMember, report: ActorReport) -> None:
+        if report.environment is None:
+            self._remove(member, f"{report.unfit}, on node {report.node}")
             return
-        member.greeting, member.node, member.pid = None, greeting.node, greeting.pid
-        difference = Place.here().difference(greeting.place)
-        if difference is not None and "unlike" not in self._said:
-            self._said.add("unlike")
-            told = f"node {greeting.node} has {difference}: bits may differ from inline's"
-            log.warning("worker ray: %s", plain_text(told))
-            self.note(plain_text(told))
+        member.report, member.node, member.pid = None, report.node, report.pid
+        difference = NumericEnvironment.current().difference(report.environment)
+        if difference is not None and "unlike" not in self._warned:
+            self._warned.add("unlike")
+            note = to_single_line(f"node {report.node} has {difference}: bits may differ from inline's")
+            log.warning("worker ray: %s", note)
+            self.note(note)
 
-    def _take(self, member: Member, kind: int, body: bytes, blocks: Any) -> None:
+    def _handle_answer(self, member: RayMember, kind: int, body: bytes, blocks: Any) -> None:
         _, ticket, _ = member.jobs.popleft()
-        if ticket in self._jobs and kind not in (ANSWER, STAYS, NO_MEMORY):
-            raise RunError(f"worker ray: an actor cannot train: {plain_text(text_of(body))}")
-        self._book(ticket, kind, body, lambda: unpack(body, blocks))
+        if ticket in self._jobs and kind not in (ANSWER, UNSENDABLE, NO_MEMORY):
+            raise RunError(f"worker ray: an actor cannot train: {to_single_line(decode_text(body))}")
+        self._store_answer(ticket, kind, body, lambda: unpack(body, blocks))
 
-    def _replace(self, member: Member, how: str) -> None:
-        """One that died: the job it was at may be why."""
-        if member.greeting is not None and member.tries >= DEATHS:
-            self._dismiss(member, how)
+    def _replace(self, member: RayMember, description: str) -> None:
+        """Replace an actor that died and enqueue its jobs."""
+        if member.report is not None and member.tries >= MAX_DEATHS:
+            self._remove(member, description)
             return
         with suppress(RayError):
             ray.kill(member.actor)
-        self._again(member, how)
-        again = self._new()
-        again.tries = 1 if member.greeting is None else member.tries + 1
-        self._members[self._members.index(member)] = again
-        log.warning("a process of the worker on node %s %s; it is replaced, and its job repeated", member.node, how)
+        self._requeue(member, description)
+        replacement = self._start_actor()
+        replacement.tries = 1 if member.report is None else member.tries + 1
+        self._members[self._members.index(member)] = replacement
+        log.warning("a worker process on node %s %s; it is replaced, and its job is repeated", member.node, description)
 
-    def _dismiss(self, member: Member, why: str) -> None:
-        """Its place cannot train. The others go on, as long as there is one."""
+    def _remove(self, member: RayMember, reason: str) -> None:
+        """Remove an actor that cannot train; raises an error if it was the last one."""
         with suppress(RayError):
             ray.kill(member.actor)
         self._members.remove(member)
-        self._most -= 1
-        self._say_once(f"worker ray: a node cannot train ({plain_text(why)}): it is left out")
-        if not self._members and self._most < 1:
+        self._max_members -= 1
+        self._warn_once(f"worker ray: a node cannot train ({to_single_line(reason)}): it is left out")
+        if not self._members and self._max_members < 1:
             needs = "every node needs offbeat, this torch and what the model imports"
-            raise RunError(f"worker ray: no node of the cluster can train, the last one: {plain_text(why)}; {needs}")
+            raise RunError(
+                f"worker ray: no node of the cluster can train, the last one: {to_single_line(reason)}; {needs}"
+            )
 
 
-def _at_work(member: Member) -> bool:
-    return member.greeting is not None or bool(member.jobs)
+def _has_pending(member: RayMember) -> bool:
+    return member.report is not None or bool(member.jobs)
 
 
-def _end_all(members: list[Member], leave: Callable[[], None], owner: int) -> None:
-    """At once: they hold nothing. Not those of another process, of which this may be a fork."""
+def _end_actors(members: list[RayMember], disconnect: Callable[[], None], owner: int) -> None:
+    """Kill all actors and disconnect, except in a fork of their owner."""
     while members and os.getpid() == owner:
         with suppress(Exception):
             ray.kill(members.pop().actor)
-    leave()
+    disconnect()
 
 
-def _how(error: RayError) -> str:
-    """In words, how an actor ended."""
+def _describe_end(error: RayError) -> str:
+    """Describe how an actor ended."""
     if isinstance(error, OutOfMemoryError):
-        return "was ended for want of memory"
-    if isinstance(error, ActorUnavailableError):  # what is heard first of a node that is gone
-        return "cannot be reached any more"
+        return "was ended for lack of memory"
+    if isinstance(error, ActorUnavailableError):  # the first error if a node is lost
+        return "is unreachable"
     text = str(error)
     if "node has died" in text or "node was terminated" in text or "node failure" in text:
         return "was lost with its node"
@@ -235,4 +254,87 @@ def _how(error: RayError) -> str:
 
 
 def _first_line(error: BaseException) -> str:
-    return plain_text(next((line.strip() for line in str(error).splitlines() if line.strip()), ""), 200)
+    return to_single_line(next((line.strip() for line in str(error).splitlines() if line.strip()), ""), 200)
+
+
+# ------------------------------------------------------------ the connection to a cluster
+
+
+def connect(address: str | None, cpus: int) -> Callable[[], None]:
+    """Connect to a cluster, or start one; returns a function that disconnects and ends a cluster started here."""
+    os.environ.update(ENVIRONMENT)
+    if ray.is_initialized():
+        return _use_connection(address)
+    if address is not None:
+        _check_address(address)
+    options: dict[str, Any] = (
+        {"address": address} if address else {"address": "local", "num_cpus": cpus, "include_dashboard": False}
+    )
+    try:
+        with _keep_sigterm_handler(), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            ray.init(**options, **LOG_OPTIONS)
+    except Exception as error:
+        with suppress(Exception):
+            ray.shutdown()
+        hint = f"; is this machine a node of it? If not: ray start --address={address}" if address else ""
+        raise RunError(f"worker ray: Ray could not be started ({_summarize(error)}){hint}") from None
+    restore_prints, owner = _silence_prints(), os.getpid()
+
+    def disconnect() -> None:
+        if os.getpid() == owner:
+            ray.shutdown()
+            restore_prints()
+
+    return disconnect
+
+
+def _use_connection(address: str | None) -> Callable[[], None]:
+    """Use the connection of the script, which the script also ends."""
+    current = ray.get_runtime_context().gcs_address
+    if address is not None and current != address:
+        raise RunError(f"worker ray: this Python is connected to {current}, not {address}: call ray.shutdown() first")
+    return lambda: None
+
+
+def _check_address(address: str) -> None:
+    """Check in a child process that a Ray cluster answers: the library waits for minutes and ignores Ctrl-C."""
+    command = [sys.executable, "-m", "ray.scripts.scripts", "status", "--address", address]
+    try:
+        done = subprocess.run(command, capture_output=True, timeout=STATUS_TIMEOUT, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired:
+        raise RunError(f"worker ray: the server at {address} is not a Ray cluster, or does not answer") from None
+    if done.returncode:
+        lines = (done.stderr or done.stdout).decode(errors="replace").strip().splitlines()
+        raise RunError(
+            f"worker ray: no Ray cluster at {address} ({to_single_line(lines[-1] if lines else 'no output')})"
+        )
+
+
+@contextmanager
+def _keep_sigterm_handler() -> Iterator[None]:
+    """Restore the handler that Ray replaces: a run that is terminated writes a checkpoint."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _silence_prints() -> Callable[[], None]:
+    """Suppress Ray's messages about dead processes on standard output; the worker logs its own."""
+    from ray._private import worker as private_worker
+
+    name = "print_to_stdstream"
+    printing = getattr(private_worker, name, None)
+    if printing is None:
+        return lambda: None
+    setattr(private_worker, name, lambda *_, **__: None)
+    return lambda: setattr(private_worker, name, printing)
+
+
+def _summarize(error: BaseException) -> str:
+    return _first_line(error) or type(error).__name__

@@ -1,8 +1,7 @@
-"""Who computes the jobs of a run: its worker, written NAME, NAME:N or NAME:ADDRESS.
+"""The workers by name, and the choice of one: NAME, NAME:N or NAME:ADDRESS.
 
-A worker decides when and where jobs are computed, never what. So it is an option of a run and no part of an
-experiment: it is written down beside the results, and a run that was begun with one goes on with any other.
-One worker more is an entry more in WORKERS.
+The worker is an option of a run and not part of its experiment. It is stored with the results, and a run can be resumed
+with any other worker. To add a worker, add an entry to WORKERS.
 """
 
 from __future__ import annotations
@@ -11,171 +10,191 @@ import logging
 import os
 import re
 import socket
+import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import islice
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 
-from offbeat.core.errors import ConfigError, unknown
+from offbeat.core.errors import ConfigError, describe_error, unknown_name
 from offbeat.core.jobs import Job
-from offbeat.engine.worker import Worker
-from offbeat.training.cuda.cuda_trainer import DeviceTrainer
-from offbeat.training.stacked.stack_trainer import StackTrainer
-from offbeat.training.trainer import Trainer
+from offbeat.core.protocol import LocalWork, World
+from offbeat.core.threads import one_thread
+from offbeat.engine import Worker
+from offbeat.training import Trainer
+from offbeat.training.cuda import CudaTrainer
+from offbeat.training.stacked import StackTrainer
 from offbeat.workers.batched import Batched
 from offbeat.workers.inline import Inline
 
 log = logging.getLogger("offbeat")
 
-MOST = 1024  # of whatever a worker has N of
+MAX_COUNT = 1024
 ADDRESS = re.compile(r"([A-Za-z0-9_.-]+|\[[0-9A-Fa-f:.]+\]):([0-9]{1,5})", re.ASCII)
-ANSWERS = 5.0  # seconds within which somebody at an address is to answer
+CONNECT_TIMEOUT = 5.0  # seconds
+
+TRIED_JOBS, TRIED_STACK = 3, 8  # jobs that `auto` trains one by one, and as a stack
+SECONDS_PER_SEND = 0.5e-3  # of one core, to send a job to a process and its result back
 
 
 @dataclass(frozen=True)
-class Kind:
-    """`make` is handed the run's trainer, and what follows the colon where something does: N or an address."""
+class WorkerType:
+    """A kind of worker; `make` gets the run's trainer, and the number or address after the colon if there is one."""
 
     make: Callable[[Trainer, Any], Worker]
-    counts: str | None = None  # what N is a number of; None: it takes none
-    at: str | None = None  # what an address is one of; None: it takes none
-    missing: Callable[[], str | None] = lambda: None  # why it cannot work on this machine, None if it can
-    instead: str | None = None  # what to do then: it is refused; None: inline is used
-    device: str = "cpu"  # where data and models are to lie
-    cores: bool = False  # N is of the cores of this machine: runs at the same time share them
+    count_unit: str | None = None  # the unit of N; None: it takes no number
+    address_kind: str | None = None  # what an address belongs to; None: it takes no address
+    missing: Callable[[], str | None] = lambda: None  # returns why it cannot work on this machine, or None
+    remedy: str | None = None  # advice for the error if it cannot work; None: `inline` is used instead
+    device: str = "cpu"  # of data and models
+    uses_cores: bool = False  # whether N counts cores of this machine, which parallel runs share
 
 
-def _processes(trainer: Trainer, count: int | None) -> Worker:
-    from offbeat.workers.processes import Processes  # not on every system
+@dataclass(frozen=True)
+class WorkerChoice:
+    """A worker by name, with its number or address."""
+
+    name: str = "inline"
+    argument: int | str | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.argument is None else f"{self.name}:{self.argument}"
+
+
+INLINE, AUTO = WorkerChoice(), WorkerChoice("auto")
+
+
+# ------------------------------------------------------------ making workers
+
+
+def _make_processes(trainer: Trainer, count: int | None) -> Worker:
+    from offbeat.workers.processes import Processes  # needs Linux
 
     return Processes(trainer, count)
 
 
-def _no_processes() -> str | None:
-    """They are forked, and elsewhere libraries beneath PyTorch do not survive that, or there is no such thing."""
-    import sys
-
+def _processes_unavailable() -> str | None:
+    """Return why processes cannot be forked: only on Linux the libraries beneath PyTorch survive a fork."""
     return None if sys.platform == "linux" else f"it needs Linux, and this is {sys.platform}"
 
 
-def _batched(trainer: Trainer, count: int | None) -> Worker:
+def _make_batched(trainer: Trainer, count: int | None) -> Worker:
     stacked = StackTrainer(trainer)
-    return batched(stacked, count or stacked.hands(os.cpu_count() or 1))
+    return make_batched(stacked, count or stacked.useful_cores(os.cpu_count() or 1))
 
 
-def batched(stacked: StackTrainer, hands: int) -> Worker:
-    """So many stacks at a time; where there are no processes the same ones, one after the other."""
-    if stacked.spread(hands):
+def make_batched(stacked: StackTrainer, cores: int) -> Worker:
+    """Make a worker that trains stacks on these cores; without processes it trains the same stacks one by one."""
+    if stacked.use_threads(cores):
         return Batched(stacked)
-    if hands == 1 or _no_processes() is not None:
-        return Batched(stacked, hands)
+    if cores == 1 or _processes_unavailable() is not None:
+        return Batched(stacked, cores)
     from offbeat.workers.processes import Processes
 
-    return Batched(stacked, hands, lambda train: Processes(train, hands - 1, stacked.most, helps=True))
+    return Batched(stacked, cores, lambda train: Processes(train, cores - 1, stacked.max_jobs, helps=True))
 
 
-def pooled(trainers: Sequence[Trainer], owner: Callable[[Job], int] | None = None) -> Worker:
-    """One worker for the jobs of many runs, on the device of their trainers."""
-    return Batched(DeviceTrainer(trainers, owner))
+def make_shared(trainers: Sequence[Trainer], owner: Callable[[Job], int] | None = None) -> Worker:
+    """Make one worker for the jobs of several runs, on the device of their trainers."""
+    return Batched(CudaTrainer(trainers, owner))
 
 
-def _ray(trainer: Trainer, address: str | None) -> Worker:
-    from offbeat.workers.ray_worker import Ray  # an extra, and seconds to import
+def _make_ray(trainer: Trainer, address: str | None) -> Worker:
+    from offbeat.workers.ray_worker import RayWorker  # an optional dependency that takes seconds to import
 
-    return Ray(trainer, address, still=trainer.data.tensors())
+    return RayWorker(trainer, address, constant_tensors=trainer.data.tensors())
 
 
-def _no_ray() -> str | None:
+def _ray_unavailable() -> str | None:
     return "Ray is not installed" if find_spec("ray") is None else None
 
 
-def _no_gpu() -> str | None:
+def _gpu_unavailable() -> str | None:
     return None if torch.cuda.is_available() else "PyTorch finds no GPU here"
 
 
-WORKERS: dict[str, Kind] = {
-    "inline": Kind(lambda trainer, _: Inline(trainer)),
-    "processes": Kind(_processes, counts="processes", missing=_no_processes, cores=True),
-    "batched": Kind(_batched, counts="cores", cores=True),
-    "cuda": Kind(
-        lambda trainer, _: pooled([trainer]),
-        missing=_no_gpu,
-        instead="use processes, which fills the cores",
+WORKERS: dict[str, WorkerType] = {
+    "inline": WorkerType(lambda trainer, _: Inline(trainer)),
+    "processes": WorkerType(_make_processes, count_unit="processes", missing=_processes_unavailable, uses_cores=True),
+    "batched": WorkerType(_make_batched, count_unit="cores", uses_cores=True),
+    "cuda": WorkerType(
+        lambda trainer, _: make_shared([trainer]),
+        missing=_gpu_unavailable,
+        remedy="use processes, which uses all cores",
         device="cuda",
     ),
-    "ray": Kind(_ray, at="a cluster", missing=_no_ray, instead="pip install 'offbeat[ray]' brings it"),
-    "auto": Kind(lambda trainer, _: Inline(trainer)),  # settled before it is made: see `auto`
+    "ray": WorkerType(
+        _make_ray, address_kind="a cluster", missing=_ray_unavailable, remedy="install it: pip install 'offbeat[ray]'"
+    ),
+    "auto": WorkerType(lambda trainer, _: Inline(trainer)),  # replaced by `choose_fastest` before a worker is made
 }
 
 
-@dataclass(frozen=True)
-class Choice:
-    name: str = "inline"
-    of: int | str | None = None  # a number, or an address
+@runtime_checkable
+class ReportsNote(Protocol):
+    """A worker that may find something out during a run that must be stored with its name."""
 
-    def __str__(self) -> str:
-        return self.name if self.of is None else f"{self.name}:{self.of}"
+    note: Callable[[str], object]
 
 
-INLINE, AUTO = Choice(), Choice("auto")
+def make_worker(choice: WorkerChoice, trainer: Trainer, note: Callable[[str], object] | None = None) -> Worker:
+    worker = WORKERS[choice.name].make(trainer, choice.argument)
+    if note is not None and isinstance(worker, ReportsNote):
+        worker.note = note
+    return worker
 
 
-def cores_of(choice: Choice) -> int:
-    """How many it would use of this machine, if it were alone; 0 where that cannot be said."""
-    if choice != INLINE and not WORKERS[choice.name].cores:
-        return 0
-    return choice.of if isinstance(choice.of, int) else os.cpu_count() or 1
+# ------------------------------------------------------------ choosing a worker
 
 
-def shared(choice: Choice, runs: int) -> Choice:
-    """The same for one of so many runs at a time. A single process would only be a longer way."""
-    if runs == 1 or choice == INLINE or not WORKERS[choice.name].cores:
-        return choice
-    each = max(1, cores_of(choice) // runs)
-    return INLINE if (choice.name, each) == ("processes", 1) else Choice(choice.name, each)
-
-
-def device_of(choice: Choice) -> str:
-    return WORKERS[choice.name].device
-
-
-def parse(text: str) -> Choice:
-    """'inline', 'processes:2', 'ray:10.0.0.1:6399'; errors say what is wrong and the nearest right thing."""
-    name, colon, number = text.strip().partition(":")
+def parse_worker(text: str) -> WorkerChoice:
+    """Parse 'inline', 'processes:2' or 'ray:10.0.0.1:6399'; errors name the nearest valid choice."""
+    name, colon, argument = text.strip().partition(":")
     if name not in WORKERS:
-        raise unknown("worker", name, WORKERS)
-    kind, counts = WORKERS[name], WORKERS[name].counts
-    if kind.instead is not None and (reason := kind.missing()) is not None:
-        raise ConfigError(f"worker {name}: {reason}; {kind.instead}")
+        raise unknown_name("worker", name, WORKERS)
+    worker = WORKERS[name]
+    if worker.remedy is not None and (reason := worker.missing()) is not None:
+        raise ConfigError(f"worker {name}: {reason}; {worker.remedy}")
     if not colon:
-        return Choice(name)
-    if kind.at is not None:
-        return Choice(name, _answering(text, name, number, kind.at))
-    if counts is None:
+        return WorkerChoice(name)
+    if worker.address_kind is not None:
+        return WorkerChoice(name, _check_address(text, name, argument, worker.address_kind))
+    if worker.count_unit is None:
         raise ConfigError(f"worker {text!r}: {name} takes no number; write {name}")
-    if not (number.isascii() and number.isdecimal() and 1 <= len(number) <= 9):
-        raise ConfigError(f"worker {text!r}: write {name}, or {name}:N with a whole number of {counts}")
-    if not 1 <= int(number) <= MOST:
-        raise ConfigError(f"worker {text!r}: from 1 to {MOST} {counts}, not {int(number)}")
-    return Choice(name, int(number))
+    if not (argument.isascii() and argument.isdecimal() and 1 <= len(argument) <= 9):
+        raise ConfigError(f"worker {text!r}: write {name}, or {name}:N with a whole number of {worker.count_unit}")
+    if not 1 <= int(argument) <= MAX_COUNT:
+        raise ConfigError(f"worker {text!r}: from 1 to {MAX_COUNT} {worker.count_unit}, not {int(argument)}")
+    return WorkerChoice(name, int(argument))
 
 
-def _answering(text: str, name: str, address: str, whose: str) -> str:
-    """The address, if somebody is there: a library would try for minutes."""
-    found = ADDRESS.fullmatch(address)
-    if found is None or not 1 <= int(found[2]) <= 65535:
-        raise ConfigError(f"worker {text!r}: write {name}, or {name}:HOST:PORT with the address of {whose}")
+def _check_address(text: str, name: str, address: str, kind: str) -> str:
+    """Return the address if a server listens there; a library would retry for minutes."""
+    match = ADDRESS.fullmatch(address)
+    if match is None or not 1 <= int(match[2]) <= 65535:
+        raise ConfigError(f"worker {text!r}: write {name}, or {name}:HOST:PORT with the address of {kind}")
     try:
-        socket.create_connection((found[1].strip("[]"), int(found[2])), ANSWERS).close()
+        socket.create_connection((match[1].strip("[]"), int(match[2])), CONNECT_TIMEOUT).close()
     except OSError as error:
-        raise ConfigError(f"worker {text!r}: nobody answers at {address} ({error.strerror or error})") from None
+        raise ConfigError(f"worker {text!r}: no server answers at {address} ({error.strerror or error})") from None
     return address
 
 
-def usable(choice: Choice) -> Choice:
-    """The same, or inline where it cannot work on this machine, which is said."""
+def recorded_choice(text: str | None) -> WorkerChoice:
+    """Parse the worker that a run folder names; `inline` if there is none, or with a warning if it is unknown here."""
+    try:
+        return INLINE if text is None else parse_worker(text)
+    except ConfigError as error:
+        log.warning("the run was started with another worker (%s); inline is used", error)
+        return INLINE
+
+
+def usable(choice: WorkerChoice) -> WorkerChoice:
+    """Return the choice, or `inline` with a warning if it cannot work on this machine."""
     reason = WORKERS[choice.name].missing()
     if reason is None:
         return choice
@@ -183,26 +202,58 @@ def usable(choice: Choice) -> Choice:
     return INLINE
 
 
-def begun_with(text: str | None) -> Choice:
-    """What a run folder says of how it was begun: nothing, before there was a choice; a name that is not known here,
-    where it comes from elsewhere.
+def device_of(choice: WorkerChoice) -> str:
+    return WORKERS[choice.name].device
+
+
+def cores_of(choice: WorkerChoice) -> int:
+    """Return how many cores of this machine the worker would use alone; 0 if unknown."""
+    if choice != INLINE and not WORKERS[choice.name].uses_cores:
+        return 0
+    return choice.argument if isinstance(choice.argument, int) else os.cpu_count() or 1
+
+
+def share_cores(choice: WorkerChoice, runs: int) -> WorkerChoice:
+    """Return the choice for one of several parallel runs; a single process is replaced by `inline`."""
+    if runs == 1 or choice == INLINE or not WORKERS[choice.name].uses_cores:
+        return choice
+    each = max(1, cores_of(choice) // runs)
+    return INLINE if (choice.name, each) == ("processes", 1) else WorkerChoice(choice.name, each)
+
+
+def choose_fastest(trainer: Trainer, world: World, cores: int | None = None) -> tuple[WorkerChoice, str]:
+    """Return the worker for `auto` and the reason: try a few jobs each way, for these cores or all.
+
+    The results of these jobs are dropped. The choice is stored with the run, which keeps it when it is resumed.
     """
+    if WORKERS["cuda"].missing() is None:
+        return WorkerChoice("cuda"), "there is a GPU"
+    clients = enumerate(islice(world.clients.items(), TRIED_STACK))
+    jobs = [Job(i, client, 0, world.model, 0, LocalWork(), n, {}, world.seed) for i, (client, n) in clients]
+    cores = cores or os.cpu_count() or 1
     try:
-        return INLINE if text is None else parse(text)
-    except ConfigError as error:
-        log.warning("the run was begun with another worker (%s); inline is used", error)
-        return INLINE
+        with one_thread():
+            trainer(jobs[0])  # warm up: create everything that is created once
+            one_by_one = _seconds(lambda: [trainer(job) for job in jobs[:TRIED_JOBS]]) / min(TRIED_JOBS, len(jobs))
+            stack = StackTrainer(trainer)
+            stack_cores = stack.useful_cores(cores)
+            stacks_at_once = 1 if stack.use_threads(stack_cores) else stack_cores
+            stack.train_many(jobs)
+            stacked = _seconds(lambda: stack.train_many(jobs)) / len(jobs) / stacks_at_once
+            stack.close()
+    except MemoryError:
+        raise
+    except Exception as error:  # of a client's job: the run will report it for that client
+        return INLINE, f"a trial job failed: {describe_error(error)}"
+    costs = {INLINE: one_by_one, WorkerChoice("batched", stack_cores): stacked}
+    if cores > 1 and WORKERS["processes"].missing() is None:
+        costs[WorkerChoice("processes", cores)] = max(one_by_one / cores, SECONDS_PER_SEND)
+    best = min(costs, key=lambda choice: costs[choice])
+    times = ", ".join(f"{choice} {1e3 * cost:.3g}" for choice, cost in costs.items())
+    return best, f"milliseconds per job, about: {times}"
 
 
-@runtime_checkable
-class Noting(Protocol):
-    """A worker that may find out, while it works, what has to be stored about who computed a run."""
-
-    note: Callable[[str], object]
-
-
-def make(choice: Choice, trainer: Trainer, note: Callable[[str], object] | None = None) -> Worker:
-    worker = WORKERS[choice.name].make(trainer, choice.of)
-    if note is not None and isinstance(worker, Noting):
-        worker.note = note
-    return worker
+def _seconds(work: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    work()
+    return time.perf_counter() - start

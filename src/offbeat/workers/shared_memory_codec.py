@@ -1,7 +1,7 @@
-"""What travels between a run and the processes it forked: small things are pickled, tensors lie in shared memory.
+"""Encode messages between a run and its forked processes: pickles, with tensors in shared memory.
 
-A parcel lives for one message between a process and its own fork; nothing of it is stored or read from elsewhere. A
-tensor keeps its bits, and begins where torch would have it begin: sums may round otherwise elsewhere.
+Messages are only exchanged between a process and its own forks; they are never stored. Tensors keep their bits and
+torch's memory alignment, because other alignments may change the rounding of sums.
 """
 
 from __future__ import annotations
@@ -17,152 +17,164 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.core.parts.reused_memory import ALIGNED, room
-from offbeat.engine.gate import dense
+from offbeat.core.vector import ALIGNMENT, reusable_memory
+from offbeat.engine import is_dense_tensor
 
-NOWHERE, PLACED, APART = range(3)  # where a tensor is that is not in the pickle
-KINDS = tuple(sorted({held for held in vars(torch).values() if isinstance(held, torch.dtype)}, key=str))
-_KIND = {dtype: number for number, dtype in enumerate(KINDS)}  # a number travels sooner than a name
+EMPTY, SHARED, SEPARATE = range(3)  # locations of tensors, which are not in the pickle
+DTYPES = tuple(sorted({value for value in vars(torch).values() if isinstance(value, torch.dtype)}, key=str))
+_DTYPE_NUMBERS = {dtype: number for number, dtype in enumerate(DTYPES)}  # shorter than names
 
 
 class Unsendable(Exception):
-    """It has to stay in the process it is in."""
+    """Raised for a value that cannot be sent to another process."""
 
 
-class Arena:
-    """Shared memory for the tensors of one parcel: filled from its start, empty again with the next parcel.
+class SharedMemory:
+    """Shared memory for the tensors of one message, reused for the next one.
 
-    The memory is anonymous: it needs no file system, and forks have it too. Pages are taken when they are first
-    written to, so room costs nothing.
+    The memory is anonymous, so it needs no file system and forks inherit it. Pages are allocated when they are first
+    written to, so unused memory costs nothing.
     """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._held = mmap.mmap(-1, size) if size else None
+        self._memory = mmap.mmap(-1, size) if size else None
         self._end = 0
 
     def clear(self) -> None:
         self._end = 0
 
     def put(self, tensor: Tensor) -> int | None:
-        """Where it lies now; None if there is no room."""
+        """Copy a tensor into the memory and return its position, or None if there is no space."""
         start, stop = self._end, self._end + tensor.nbytes
         if stop > self.size:
             return None
-        self.at(start, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
-        self._end = stop + -stop % ALIGNED
+        self.view(start, tensor.dtype, tuple(tensor.shape)).copy_(tensor)
+        self._end = stop + -stop % ALIGNMENT
         return start
 
-    def at(self, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
-        """A tensor that lies there."""
-        assert self._held is not None
-        flat = torch.frombuffer(self._held, dtype=dtype, count=prod(shape), offset=start)
+    def view(self, start: int, dtype: torch.dtype, shape: tuple[int, ...]) -> Tensor:
+        """Return a view of the memory as a tensor."""
+        assert self._memory is not None
+        flat = torch.frombuffer(self._memory, dtype=dtype, count=prod(shape), offset=start)
         return flat if len(shape) == 1 else flat.view(shape)
 
 
 @dataclass(frozen=True)
-class Parcel:
+class EncodedMessage:
     body: bytes
-    apart: list[bytes]  # tensors for which there was no room
+    tensors: list[bytes]  # tensors that did not fit into the shared memory
 
     @property
     def size(self) -> int:
-        return len(self.body) + sum(map(len, self.apart))
+        return len(self.body) + sum(map(len, self.tensors))
 
 
-def pack(value: Any, arena: Arena, known: Mapping[int, int] | None = None, exact: bool = False) -> Parcel:
-    """`known`: id -> number of objects that the other side has too. `exact`: tensors that are not laid out plainly
-    stay here, since how they lie may decide about the last bits; otherwise they are laid out anew.
+def pack(
+    value: Any, memory: SharedMemory, inherited: Mapping[int, int] | None = None, exact: bool = False
+) -> EncodedMessage:
+    """Encode a value for the other process.
+
+    `inherited` maps ids of objects that the other process has, too, to their numbers. With `exact`, tensors that are
+    not contiguous raise Unsendable, because their layout may affect the last bits; otherwise they become contiguous.
     """
-    arena.clear()
+    memory.clear()
     file = BytesIO()
-    packer = _Packer(file, arena, known or {}, exact)
+    packer = _Packer(file, memory, inherited or {}, exact)
     try:
         packer.dump(value)
     except (MemoryError, Unsendable):
         raise
-    except Exception as error:  # whatever a class of the user's does when it is pickled
+    except Exception as error:  # classes of the user may raise anything while they are pickled
         raise Unsendable(f"{type(error).__name__}: {error}") from None
-    return Parcel(file.getvalue(), packer.apart)
+    return EncodedMessage(file.getvalue(), packer.tensors)
 
 
 def unpack(
-    body: bytes | memoryview, apart: Sequence[bytes], arena: Arena, known: Sequence[Any] = (), copy: bool = True
+    body: bytes | memoryview,
+    tensors: Sequence[bytes],
+    memory: SharedMemory,
+    inherited: Sequence[Any] = (),
+    copy: bool = True,
 ) -> Any:
-    """`copy`: into memory of their own; otherwise tensors stay in the arena until the next parcel."""
-    return _Unpacker(BytesIO(body), apart, arena, known, copy).load()
+    """Decode a value; without `copy`, its tensors stay in the shared memory until the next message."""
+    return _Unpacker(BytesIO(body), tensors, memory, inherited, copy).load()
 
 
-def refuse_odd(tensor: Tensor, exact: bool) -> None:
-    """What cannot travel as its bytes; `exact`: nor what would lie otherwise afterwards."""
-    if not dense(tensor) or tensor.device.type != "cpu" or tensor.is_quantized:
-        raise Unsendable(f"a {type(tensor).__name__} that is no plain tensor in memory")
-    plain = type(tensor) is Tensor and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
-    if exact and (not plain or tensor.requires_grad or tensor.is_inference()):
-        raise Unsendable("a tensor that is not laid out plainly, or has a gradient")
+def check_tensor(tensor: Tensor, exact: bool) -> None:
+    """Raise Unsendable unless a tensor can be sent as bytes; with `exact`, its layout must not change either."""
+    if not is_dense_tensor(tensor) or tensor.device.type != "cpu" or tensor.is_quantized:
+        raise Unsendable(f"a {type(tensor).__name__} that is not a dense tensor in memory")
+    dense = type(tensor) is Tensor and tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+    if exact and (not dense or tensor.requires_grad or tensor.is_inference()):
+        raise Unsendable("a tensor that is not contiguous, or has a gradient")
 
 
 class _Packer(pickle.Pickler):
-    """Pickle asks `reducer_override` of everything but numbers, texts and plain containers: of a few things of a job,
-    while it would ask for a persistent id of each of its fields. The same tensor twice travels once, as all else does.
+    """A pickler that stores tensors in shared memory.
+
+    It overrides `reducer_override`, which is faster than persistent ids because pickle does not call it for numbers,
+    strings and builtin containers. A tensor that occurs twice is sent once.
     """
 
-    def __init__(self, file: BytesIO, arena: Arena, known: Mapping[int, int], exact: bool) -> None:
+    def __init__(self, file: BytesIO, memory: SharedMemory, inherited: Mapping[int, int], exact: bool) -> None:
         super().__init__(file, protocol=5)
-        self.apart: list[bytes] = []
-        self._arena, self._known, self._exact = arena, known, exact
+        self.tensors: list[bytes] = []
+        self._memory, self._inherited, self._exact = memory, inherited, exact
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, Tensor):
             return _tensor, self._place(value)
-        number = self._known.get(id(value))
-        return NotImplemented if number is None else (_known, (number,))
+        number = self._inherited.get(id(value))
+        return NotImplemented if number is None else (_inherited, (number,))
 
     def _place(self, tensor: Tensor) -> tuple[Any, ...]:
-        refuse_odd(tensor, self._exact)
+        check_tensor(tensor, self._exact)
         tensor = tensor.detach()
-        kind = _KIND[tensor.dtype], tuple(tensor.shape)
+        kind = _DTYPE_NUMBERS[tensor.dtype], tuple(tensor.shape)
         if tensor.numel() == 0:
-            return NOWHERE, *kind
-        start = self._arena.put(tensor)
+            return EMPTY, *kind
+        start = self._memory.put(tensor)
         if start is not None:
-            return PLACED, *kind, start
+            return SHARED, *kind, start
         flat = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor).view(-1).view(torch.uint8)
-        self.apart.append(flat.numpy().tobytes())
-        return APART, *kind, len(self.apart) - 1
+        self.tensors.append(flat.numpy().tobytes())
+        return SEPARATE, *kind, len(self.tensors) - 1
 
 
-def _tensor(where: int, kind: int, shape: tuple[int, ...], at: int = 0) -> Tensor:
-    """Stands in a parcel for `_Unpacker.tensor`."""
+def _tensor(location: int, kind: int, shape: tuple[int, ...], at: int = 0) -> Tensor:
+    """Mark a tensor in a message; `_Unpacker` calls its own method instead."""
     raise NotImplementedError
 
 
-def _known(number: int) -> Any:
-    """Stands in a parcel for what the other side has at that number."""
+def _inherited(number: int) -> Any:
+    """Mark an inherited object in a message; `_Unpacker` looks it up instead."""
     raise NotImplementedError
 
 
 class _Unpacker(pickle.Unpickler):
-    def __init__(self, file: BytesIO, apart: Sequence[bytes], arena: Arena, known: Sequence[Any], copy: bool) -> None:
+    def __init__(
+        self, file: BytesIO, tensors: Sequence[bytes], memory: SharedMemory, inherited: Sequence[Any], copy: bool
+    ) -> None:
         super().__init__(file)
-        self._apart, self._arena, self._known, self._copy = apart, arena, known, copy
+        self._tensors, self._memory, self._inherited, self._copy = tensors, memory, inherited, copy
 
     def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
-        if found is _tensor:
+        value = super().find_class(module, name)
+        if value is _tensor:
             return self._tensor
-        return self._known.__getitem__ if found is _known else found
+        return self._inherited.__getitem__ if value is _inherited else value
 
-    def _tensor(self, where: int, kind: int, shape: tuple[int, ...], at: int = 0) -> Tensor:
-        dtype = KINDS[kind]
-        if where == NOWHERE:
+    def _tensor(self, location: int, kind: int, shape: tuple[int, ...], at: int = 0) -> Tensor:
+        dtype = DTYPES[kind]
+        if location == EMPTY:
             return torch.empty(shape, dtype=dtype)
-        if where == PLACED:
-            held = self._arena.at(at, dtype, shape)
-            return _copied(held) if self._copy else held
-        return _copied(torch.frombuffer(bytearray(self._apart[at]), dtype=dtype).view(shape))
+        if location == SHARED:
+            tensor = self._memory.view(at, dtype, shape)
+            return _copy(tensor) if self._copy else tensor
+        return _copy(torch.frombuffer(bytearray(self._tensors[at]), dtype=dtype).view(shape))
 
 
-def _copied(tensor: Tensor) -> Tensor:
-    flat = room(tensor)
+def _copy(tensor: Tensor) -> Tensor:
+    flat = reusable_memory(tensor)
     return tensor.clone() if flat is None else flat.view(tensor.shape).copy_(tensor)

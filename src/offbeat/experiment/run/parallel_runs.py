@@ -1,0 +1,193 @@
+"""Execute several runs at the same time, each in a child process of a `ProcessPool`.
+
+Runs of a script's own model and data need forks, which inherit these. Other runs use new Python processes, which can
+train whatever the parent did before.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import pickle
+import signal
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from offbeat.core.errors import OffbeatError, RunError
+from offbeat.engine import Status
+from offbeat.engine.virtual import INTERRUPTED
+from offbeat.experiment.run import execution
+from offbeat.experiment.run.execution import Run
+from offbeat.experiment.spec import user_code
+from offbeat.workers import (
+    ANSWER,
+    CLOSED,
+    PROGRESS,
+    UNFIT,
+    ChildProcess,
+    Message,
+    ProcessPool,
+    Work,
+    decode_text,
+    receive,
+    send,
+)
+
+log = logging.getLogger("offbeat")
+
+PROGRESS_INTERVAL = 0.2  # seconds
+
+OnProgress = Callable[[list[float], Work], object]  # (finished share of each run, work computed so far)
+Task = tuple[int, str, str | None]  # index of a run, its folder, its worker
+RunResult = bool | Exception  # of a run: whether it was finished and not interrupted, or its error
+
+
+class ForksUnfit(Exception):
+    """Raised if forks of this process cannot train; no run was changed."""
+
+
+def can_run_in_parallel(runs: Sequence[Run]) -> bool:
+    """Return whether child processes can execute these runs, as far as known without starting one."""
+    return sys.platform == "linux" or all(run.script is None for run in runs)
+
+
+def execute_in_parallel(
+    runs: list[Run],
+    jobs: int,
+    on_progress: OnProgress | None = None,
+    workers: Sequence[str] = (),
+    memory: str | None = None,
+) -> bool:
+    """Finish all incomplete runs, `jobs` at a time; return False if they were interrupted.
+
+    `workers` has the worker of each run. A failed run does not stop the others; its error is raised at the end. Raises
+    ForksUnfit if forks are needed and cannot train.
+    """
+    todo = [i for i, run in enumerate(runs) if not run.complete]
+    tasks = iter([(i, str(runs[i].folder), workers[i] if workers else None) for i in todo])
+    shares = [float(run.complete) for run in runs]
+    work: dict[int, Work] = {}
+    failed: dict[Path, Exception] = {}
+    current: dict[ChildProcess, int] = {}  # process -> index of its run
+    forked = any(run.script is not None for run in runs)
+    serve = partial(_serve, runs if forked else (), memory)
+    pool = ProcessPool[ChildProcess](kill=False)  # at the end, unfinished runs write a checkpoint
+    with _sigterm_as_ctrl_c():  # without it, a termination would leave the children behind
+        try:
+            for _ in range(min(jobs, len(todo))):
+                if forked:
+                    pool.fork(serve, ChildProcess)
+                else:
+                    pool.spawn(serve, ChildProcess)
+            for process in pool.processes:
+                current[process] = _assign(process, next(tasks))
+            while current:
+                for process in pool.wait(PROGRESS_INTERVAL):
+                    index = current[process]
+                    kind, result, work[index], shares[index] = _receive(process)
+                    if kind == PROGRESS:
+                        continue
+                    if isinstance(result, Exception):
+                        log.warning("%s", execution.describe_failure(runs[index].folder, result))
+                        failed[runs[index].folder] = result
+                    elif not result:
+                        return False
+                    del current[process]
+                    if (task := next(tasks, None)) is None:
+                        pool.remove(process)
+                    else:
+                        current[process] = _assign(process, task)
+                if on_progress is not None:
+                    on_progress(list(shares), sum(work.values(), Work()))
+        except KeyboardInterrupt:
+            return False
+        finally:
+            pool.end()
+    execution.raise_failures(failed)
+    return True
+
+
+def _assign(process: ChildProcess, task: Task) -> int:
+    """Give a process its next run and return the index of the run."""
+    try:
+        send(process.pipe, Message(0, task[0], pickle.dumps(task)))
+    except CLOSED:
+        raise _died() from None
+    return task[0]
+
+
+def _receive(process: ChildProcess) -> tuple[int, RunResult, Work, float]:
+    """Return the kind of a message, the result of the run, its work and its finished share."""
+    try:
+        message = receive(process.pipe)
+    except CLOSED:
+        raise _died() from None
+    if message.kind == UNFIT:
+        raise ForksUnfit(decode_text(message.body))
+    return message.kind, *pickle.loads(message.body)
+
+
+def _died() -> execution.Unfinished:
+    return execution.Unfinished("a process of the comparison died (out of memory?)")
+
+
+@contextlib.contextmanager
+def _sigterm_as_ctrl_c() -> Iterator[None]:
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+# ---------------------------------------------------------------- in a child process
+
+
+def _serve(runs: Sequence[Run], memory: str | None, pipe: Connection) -> None:
+    """Execute one run after the other; forks have the `runs` with what the script provided."""
+    while True:
+        index, folder, worker = pickle.loads(receive(pipe).body)
+        run = runs[index] if runs else Run(Path(folder))
+        send(pipe, Message(ANSWER, index, pickle.dumps(_execute(run, worker, memory, pipe))))
+
+
+def _execute(run: Run, worker: str | None, memory: str | None, pipe: Connection) -> tuple[RunResult, Work, float]:
+    work, share, reported = Work(), 0.0, 0.0
+
+    def watch(status: Status) -> bool:
+        """Report progress, and stop if the parent has closed the pipe or died."""
+        nonlocal share, reported
+        share = status.share
+        try:
+            if time.monotonic() - reported >= PROGRESS_INTERVAL:
+                reported = time.monotonic()
+                send(pipe, Message(PROGRESS, 0, pickle.dumps((True, work, share))))
+            return pipe.poll()  # the parent sends nothing during a run, so this means that the pipe is closed
+        except CLOSED:
+            return True
+
+    try:
+        outcome = execution.execute_run(run, watch, worker=worker, memory=memory, work=work)
+    except Exception as error:
+        return _sendable(error), work, share
+    if outcome is not None and outcome.reason == INTERRUPTED:
+        return False, work, share
+    return True, work, 1.0
+
+
+def _sendable(error: Exception) -> Exception:
+    """Return the error, or one without attributes that cannot be pickled, with its traceback as a note."""
+    if not isinstance(error, OffbeatError):
+        description = user_code.describe_user_error(error)
+        error = RuntimeError(f"{type(error).__name__}: {error}") if description is None else RunError(description)
+    error.add_note(traceback.format_exc())
+    return error
