@@ -34,18 +34,11 @@ from offbeat.core.protocol import LocalWork, Strategy, World
 from offbeat.core.strategy_contract import contract_of
 from offbeat.core.threads import one_thread
 from offbeat.core.vector import Binding, Layout, flatten
-from offbeat.deploy import rule_codec
-from offbeat.engine.live.live_engine import LiveEngine
-from offbeat.engine.live.sites import SiteIds, Timeouts
-from offbeat.engine.progress import Outcome
-from offbeat.engine.trace import Trace
-from offbeat.engine.until import parse_until
-from offbeat.experiment.spec.choices import default_choice
-from offbeat.training.client_data import ClientData, Pair
-from offbeat.training.evaluation import Evaluator
-from offbeat.training.sensitivity import make_probe
-from offbeat.training.tasks import Loss, as_task
-from offbeat.training.trainer import Trainer, Training
+from offbeat.deploy import from_fields
+from offbeat.engine import Outcome, Trace, parse_until
+from offbeat.engine.live import LiveEngine, SiteIds, Timeouts
+from offbeat.experiment.spec import default_choice
+from offbeat.training import ClientData, Evaluator, Loss, Pair, Trainer, Training, as_task, make_probe
 
 try:
     from flwr.app import Array, ArrayRecord, Context, Message, MetricRecord, RecordDict
@@ -54,7 +47,7 @@ try:
 except ImportError as error:
     raise ImportError("offbeat.flower needs Flower: pip install 'offbeat[flower]'") from error
 
-from offbeat.deploy.flower_transport import JOB, TICKET, FlowerTransport
+from offbeat.deploy import JOB, TICKET, FlowerTransport
 
 __all__ = ["as_client_app", "as_server_app", "serve"]
 log = logging.getLogger("offbeat")
@@ -200,7 +193,7 @@ def _train_message(
     job_fields: dict[str, Any] = json.loads(str(content.config_records[JOB]["job"]))
     module.load_state_dict(content.array_records["arrays"].to_torch_state_dict())
     layout, client = Layout.of(module), int(job_fields["client"])
-    rule = None if job_fields["rule"] is None else rule_codec.from_fields(job_fields["rule"])
+    rule = None if job_fields["rule"] is None else from_fields(job_fields["rule"])
     extras = {
         name: torch.from_numpy(content.array_records[f"{JOB}.{name}"]["vector"].numpy().copy())
         for name in job_fields["extras"]
@@ -221,7 +214,12 @@ def _train_message(
     seconds = time.perf_counter() - began
     _store_memory(context, result, memory)
     Binding(module).load(result.local)
-    metrics = {TICKET: job.ticket, "num-examples": result.num_examples, "steps": result.steps, "seconds": seconds}
+    metrics: dict[str, Any] = {
+        TICKET: job.ticket,
+        "num-examples": result.num_examples,
+        "steps": result.steps,
+        "seconds": seconds,
+    }
     answer = RecordDict({"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord(metrics)})
     for name in [] if rule is None else rule.uploads(layout):
         answer[f"{JOB}.{name}"] = ArrayRecord({"vector": Array(result.extras[name].numpy())})

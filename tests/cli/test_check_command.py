@@ -94,8 +94,8 @@ def test_a_file_may_import_its_neighbours_and_be_called_like_a_library(offbeat):
         ("import sys\nsys.exit(0)\n", ["mine.py line 2: SystemExit"]),
         ("x = 1\n", ["mine.py defines no strategy", "init(world) and on_event(state, event)"]),
         ("from offbeat.core.strategies.fedavg import FedAvg\n", ["mine.py defines no strategy"]),
-        (FINE + "    def __init__(self, k): pass\n", ["Mine() cannot be made", "default"]),
-        (FINE + "    def __post_init__(self): raise RuntimeError('no')\n", ["Mine() cannot be made (RuntimeError: "
+        (FINE + "    def __init__(self, k): pass\n", ["Mine() failed", "default"]),
+        (FINE + "    def __post_init__(self): raise RuntimeError('no')\n", ["Mine() failed (RuntimeError: "
         "no)"]),
     ],
 )  # fmt: skip

@@ -53,5 +53,5 @@ def test_both_print_json(offbeat):
 
 def test_a_mistake_is_still_one_line(offbeat):
     refused(offbeat("run", "quickstart", "--set", "strategy=fedbuf", "--dry-run"), "did you mean 'fedbuff'?")
-    refused(offbeat("run", "--resume", "x", "--dry-run"), "--dry-run belong to a new one")
-    refused(offbeat("compare", "--resume", "x", "--dry-run"), "--dry-run with it")
+    refused(offbeat("run", "--resume", "x", "--dry-run"), "omit --dry-run")
+    refused(offbeat("compare", "--resume", "x", "--dry-run"), "omit --dry-run")

@@ -74,7 +74,7 @@ def test_a_run_of_before_the_header_is_exported_without_it(offbeat, stopped):
 
 @pytest.mark.parametrize("name", ["model.pt", "model.PTH", "model.onnx", "pytorch_model.bin"])
 def test_names_that_lie_are_refused(offbeat, whole, name):
-    refused(offbeat("export", whole, "--out", name), f"--out {name}", f"call it {Path(name).stem}.safetensors")
+    refused(offbeat("export", whole, "--out", name), f"--out {name}", f"use {Path(name).stem}.safetensors")
     assert not Path(name).exists()
 
 

@@ -60,7 +60,7 @@ def test_its_dashboard_answers_until_ctrl_c():
     try:
         line = serving.stdout.readline()
         address = line.split()[0]
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/ shows what is in runs; Ctrl-C ends it\n", line)
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/ shows runs; Ctrl-C ends it\n", line)
         with urllib.request.urlopen(address, timeout=PATIENCE) as answer:
             assert b"offbeat run quickstart" in answer.read()
         serving.send_signal(signal.SIGINT)
@@ -81,7 +81,7 @@ def test_a_dashboard_of_nothing_and_a_tracker_of_nobody_are_refused(offbeat):
 def test_what_a_strategy_notes_is_shown(offbeat):
     few = ["--set", "clients=4", "--set", "model=linear", "--until", "60s"]
     given = offbeat("run", "quickstart", *few, "--set", "strategy=fedpsa", "--out", "x")
-    assert re.search(r"kappa, as noted: mean\s+-?\d", given.out)
+    assert re.search(r"kappa, mean of notes\s+-?\d", given.out)
     assert offbeat("show", "x", "--figure", "x.html").status == 0
     assert '"name":"note/kappa"' in Path("x.html").read_text()
     assert "kappa" in json.loads(offbeat("show", "x", "--json").out)["notes"]

@@ -81,7 +81,7 @@ def test_ctrl_c_stops_all_runs_and_resume_finishes_them(offbeat):
         until(begun)
         os.killpg(process.pid, signal.SIGINT)
         out, err = told(process)
-    assert (process.returncode, out, err) == (130, "", "stopped; finish it with: offbeat compare --resume x\n")
+    assert (process.returncode, out, err) == (130, "", "stopped; continue with: offbeat compare --resume x\n")
     assert offbeat("compare", "--resume", "x").status == 0
     for strategy, seed in (("fedavg", 0), ("fedavg", 1), ("fedasync", 0), ("fedasync", 1)):
         name = f"{strategy}-seed{seed}"
@@ -94,7 +94,7 @@ def test_ctrl_c_while_the_processes_are_starting_is_quiet_too(offbeat):
         until(lambda: len(workers(process.pid)) == 2)  # they are importing torch now
         os.killpg(process.pid, signal.SIGINT)
         out, err = told(process)
-    assert (process.returncode, out, err) == (130, "", "stopped; finish it with: offbeat compare --resume x\n")
+    assert (process.returncode, out, err) == (130, "", "stopped; continue with: offbeat compare --resume x\n")
 
 
 def test_a_process_that_dies_is_one_line_and_nothing_new_is_begun(offbeat):
@@ -124,6 +124,6 @@ def test_it_ends_when_it_is_told_to_also_with_one_run_done(offbeat, whom, number
         (os.killpg if whom == "all" else os.kill)(process.pid, number)
         _, err = told(process)
     if number == signal.SIGTERM:
-        assert (process.returncode, err) == (130, "stopped; finish it with: offbeat compare --resume x\n")
+        assert (process.returncode, err) == (130, "stopped; continue with: offbeat compare --resume x\n")
         assert list(Path("x/fedasync-seed0/checkpoint").glob("*.json"))
     assert not Run(Path("x/fedasync-seed0")).complete

@@ -49,7 +49,7 @@ def test_a_preset_tells_its_methods(offbeat):
 
 
 def test_what_must_be_given_says_so(offbeat):
-    assert "folder: (must be given)" in offbeat("list", "datasets", "npz").out
+    assert "folder: (required)" in offbeat("list", "datasets", "npz").out
 
 
 def test_without_a_kind_the_kinds_are_listed(offbeat):

@@ -126,6 +126,6 @@ def test_a_buffer_nobody_can_fill_is_warned_of_once_before_the_run(offbeat, only
     told = offbeat("run", "quickstart", *TINY, "--set", "strategy=fedbuff", "--out", "x")
     assert told.err.count(line) == 1
     assert told.err.startswith("warning: strategy.k")
-    assert offbeat("run", "--resume", "x").err == "this run was complete already\n"
+    assert offbeat("run", "--resume", "x").err == "this run is already complete\n"
     told = offbeat("compare", "quickstart", *MINUTE, "--seeds", 2, "--strategies", "fedavg,fedbuff", "--out", "y")
     assert told.err.count(f"warning: fedbuff: {line}") == 1

@@ -15,7 +15,7 @@ def test_new_site_writes_a_file_that_says_how_to_go_on(
     said = offbeat("new", "site", "hospital-a")
     assert said.status == 0
     assert said.out == (
-        "hospital-a.py is written: put your model and your data in, then try it with\n"
+        "hospital-a.py is written: insert your model and data, then check it with\n"
         "  offbeat join --check --data hospital-a.py\n"
     )
     text = (tmp_path / "hospital-a.py").read_text()
@@ -28,12 +28,12 @@ def test_new_site_writes_a_file_that_says_how_to_go_on(
 def test_new_site_takes_nothing_away(offbeat: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text("mine")
-    refused(offbeat("new", "site", "mine"), "mine.py is there already")
-    refused(offbeat("new", "site", "mine.py"), "mine.py is there already")
+    refused(offbeat("new", "site", "mine"), "mine.py already exists")
+    refused(offbeat("new", "site", "mine.py"), "mine.py already exists")
     assert (tmp_path / "mine.py").read_text() == "mine"
     refused(offbeat("new", "site", "no/such/folder"), "cannot write", status=1)
     for name in ("", " ", ".py", 'a"""b', "a\nb", "-x/.."):
-        refused(offbeat("new", "site", "--", name), "a site's name is letters")
+        refused(offbeat("new", "site", "--", name), "a site's name consists of letters")
     assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
 
 
@@ -41,7 +41,7 @@ def test_a_new_strategy_keeps_the_laws_and_runs_as_it_stands(offbeat: Call) -> N
     said = offbeat("new", "strategy", "cos-buff")
     assert (said.status, said.err) == (0, "")
     assert said.out == (
-        "cos-buff.py is written: put your method in, then try it with\n"
+        "cos-buff.py is written: insert your method, then try it with\n"
         "  offbeat check cos-buff.py\n"
         "  offbeat compare quickstart --strategies fedbuff,cos-buff.py:CosBuff\n"
     )
@@ -58,7 +58,7 @@ def test_a_new_experiment_runs_as_it_stands(offbeat: Call) -> None:
     said = offbeat("new", "experiment", "study")
     assert (said.status, said.out) == (
         0,
-        "study.yaml is written: change what you like, then\n  offbeat run study.yaml\n",
+        "study.yaml is written: change settings as needed, then run it with\n  offbeat run study.yaml\n",
     )
     text = Path("study.yaml").read_text()
     assert "NAME" not in text
@@ -68,9 +68,9 @@ def test_a_new_experiment_runs_as_it_stands(offbeat: Call) -> None:
 
 
 def test_names_that_cannot_be_are_refused_and_nothing_is_overwritten(offbeat: Call) -> None:
-    refused(offbeat("new", "strategy", "a/b\n"), "a strategy's name is letters")
-    refused(offbeat("new", "experiment", ".yaml"), "an experiment's name is letters")
+    refused(offbeat("new", "strategy", "a/b\n"), "a strategy's name consists of letters")
+    refused(offbeat("new", "experiment", ".yaml"), "an experiment's name consists of letters")
     Path("mine.yaml").write_text("mine")
-    refused(offbeat("new", "experiment", "mine"), "mine.yaml is there already")
+    refused(offbeat("new", "experiment", "mine"), "mine.yaml already exists")
     assert offbeat("new", "strategy", "3fold").status == 0
     assert "class Method3fold(" in Path("3fold.py").read_text()

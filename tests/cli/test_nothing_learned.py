@@ -19,7 +19,7 @@ def summary() -> Summary:
 
 
 def test_a_run_that_learned_says_nothing(summary):
-    assert (summary.nothing, summary.warnings) == (None, [])
+    assert (summary.nothing_learned, summary.warnings) == (None, [])
 
 
 @pytest.mark.parametrize(
@@ -31,29 +31,29 @@ def test_a_run_that_learned_says_nothing(summary):
             {"updates": 0, "versions": 0, "refused": {"too far": 5, "x": 1}},
             "all 6 answers were refused, most for too far",
         ),
-        ({"versions": 0}, "the model was never changed (updates that arrived: 10)"),
-        ({}, "the model was never better than at the start (updates that arrived: 10)"),
+        ({"versions": 0}, "the model was never changed (10 updates arrived)"),
+        ({}, "the model was never better than at the start (10 updates arrived)"),
     ],
 )
 def test_why_nothing_was_learned(summary, changes, why):
     found = replace(summary, learned=False, **changes)
-    assert found.warnings == [found.nothing]  # one line, not two
-    assert found.nothing.startswith("NOTHING WAS LEARNED: ")
-    assert found.nothing.endswith(why)
+    assert found.warnings == [found.nothing_learned]  # one line, not two
+    assert found.nothing_learned.startswith("NOTHING WAS LEARNED: ")
+    assert found.nothing_learned.endswith(why)
 
 
 def test_who_was_not_looked_at_twice_is_not_judged_by_it(summary):
-    assert replace(summary, learned=None).nothing is None
-    assert replace(summary, learned=None, versions=0).nothing is not None
+    assert replace(summary, learned=None).nothing_learned is None
+    assert replace(summary, learned=None, versions=0).nothing_learned is not None
 
 
 def test_a_run_that_goes_on_may_still_learn(summary):
-    assert replace(summary, ended=UNFINISHED, updates=0, learned=False).nothing is None
+    assert replace(summary, ended=UNFINISHED, updates=0, learned=False).nothing_learned is None
 
 
 def test_a_method_without_a_global_model_may_have_learned(summary):
     """`local` commits nothing, and its clients' models get better."""
-    assert replace(summary, versions=0).nothing is None
+    assert replace(summary, versions=0).nothing_learned is None
 
 
 def test_run_show_and_json_say_so(offbeat):

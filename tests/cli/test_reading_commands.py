@@ -124,7 +124,7 @@ def test_showing_changes_nothing(offbeat, finished):
 
 def test_a_run_that_has_not_begun_says_how_to_begin(offbeat):
     runs.create_run(Path("new"), load("quickstart").experiment)
-    refused(offbeat("show", "new"), "new has not begun", "offbeat run --resume new", status=1)
+    refused(offbeat("show", "new"), "new has not started", "offbeat run --resume new", status=1)
     refused(offbeat("export", "new"), "neither a final model nor a checkpoint", status=1)
 
 

@@ -20,15 +20,15 @@ def test_a_table_is_run_once_on_a_stand_in_that_is_called_so(offbeat, one_by_one
     assert first.status == 0, first
     assert "STAND-IN for mnist; " in first.err
     assert "is missing: put the file there" in first.err
-    assert "2 runs to go" in first.err
+    assert "2 runs left" in first.err
     assert "STAND-IN for mnist" in first.out
     assert "page: runs/reproductions/orthofl.md" in first.out
     page = Path("runs/reproductions/orthofl.md").read_text()
     again = offbeat("reproduce", *SMALL)
-    assert "no runs to go" in again.err
+    assert ": complete" in again.err
     assert Path("runs/reproductions/orthofl.md").read_text() == page
     more = offbeat("reproduce", *SMALL, "--seeds", "2")
-    assert "2 runs to go" in more.err
+    assert "2 runs left" in more.err
     listed = offbeat("reproduce", "orthofl", "--list")
     assert "quick, until 20s, STAND-IN for mnist: 4 of 4 runs" in listed.out
 
@@ -57,47 +57,47 @@ def test_all_entries_are_listed_without_a_store(offbeat):
 
 def test_a_place_that_cannot_be_is_refused_before_anything_is_run(offbeat):
     Path("a file").write_text("mine")
-    refused(offbeat("reproduce", *SMALL, "--store", "a file"), "--store a file: it is a file, not a folder")
-    refused(offbeat("reproduce", "orthofl", "--list", "--store", "a file"), "--store a file: it is a file")
-    refused(offbeat("reproduce", *SMALL, "--out", "a file"), "--out a file: it is a file, not a folder")
+    refused(offbeat("reproduce", *SMALL, "--store", "a file"), "--store a file is a file")
+    refused(offbeat("reproduce", "orthofl", "--list", "--store", "a file"), "--store a file is a file")
+    refused(offbeat("reproduce", *SMALL, "--out", "a file"), "--out a file is a file")
     assert Path("a file").read_text() == "mine"
     assert not Path("runs").exists()
 
 
 def test_a_loop_of_links_is_no_folder(offbeat):
     Path("loop").symlink_to("loop")
-    refused(offbeat("reproduce", *SMALL, "--store", "loop"), "--store loop: it is a link that leads nowhere")
-    refused(offbeat("reproduce", *SMALL, "--out", "loop"), "--out loop: it is a link that leads nowhere")
+    refused(offbeat("reproduce", *SMALL, "--store", "loop"), "--store loop is a broken link")
+    refused(offbeat("reproduce", *SMALL, "--out", "loop"), "--out loop is a broken link")
 
 
 def test_pages_of_a_store_that_is_not_there_are_not_written(offbeat):
     """They would say of everything that it was not run, in the place of what was."""
-    refused(offbeat("reproduce", "orthofl", "--stored", "--store", "nowhere"), "there is no store nowhere")
+    refused(offbeat("reproduce", "orthofl", "--stored", "--store", "nowhere"), "the store nowhere does not exist")
     assert not Path("docs").exists()
 
 
 def test_an_end_that_says_nothing_is_refused(offbeat):
     for until in ("", " , "):
-        refused(offbeat("reproduce", "orthofl/motivation-30", "--until", until), "--until says nothing: write 3600s")
+        refused(offbeat("reproduce", "orthofl/motivation-30", "--until", until), "--until is empty: write 3600s")
 
 
 def test_what_has_no_use_with_stored_is_told(offbeat):
     Path("kept").mkdir()
     given = offbeat("reproduce", "orthofl", "--stored", "--store", "kept", "--until", "20s", "--seeds", "2")
     assert given.status == 0
-    assert "warning: --stored runs nothing: --seeds and --until have no use" in given.err
+    assert "warning: --stored runs nothing and ignores --seeds and --until" in given.err
 
 
 def test_a_preset_of_no_paper_is_compared_instead(offbeat):
-    refused(offbeat("reproduce", "heart-disease"), "belongs to no paper: 'offbeat compare heart-disease' runs it")
+    refused(offbeat("reproduce", "heart-disease"), "belongs to no paper: run it with 'offbeat compare heart-disease'")
 
 
 def test_into_says_where_there_is_nothing_to_take(offbeat):
     Path("kept").mkdir()
     Path("empty").mkdir()
     given = offbeat("reproduce", "orthofl", "--stored", "--store", "kept", "--into", "empty", "--into", "kept")
-    assert "empty: there are no runs below it" in given.out
-    assert "kept: it is the store, or in it" in given.out
+    assert "empty: contains no runs" in given.out
+    assert "kept: this is the store or a part of it" in given.out
 
 
 def test_runs_that_are_not_shown_are_told(offbeat, one_by_one):
@@ -106,7 +106,7 @@ def test_runs_that_are_not_shown_are_told(offbeat, one_by_one):
         file.write(b"x")
     given = offbeat("reproduce", "orthofl", "--stored")
     assert given.status == 0
-    assert given.err.count("is not what it was when the run ended") == 1
+    assert given.err.count("changed since the run ended") == 1
 
 
 def test_a_page_keeps_what_another_store_had(offbeat, one_by_one):
@@ -117,8 +117,8 @@ def test_a_page_keeps_what_another_store_had(offbeat, one_by_one):
     Path("two").mkdir()
     given = offbeat("reproduce", "orthofl", "--stored", "--store", "two", "--out", "pages")
     assert given.status == 0
-    assert "pages/orthofl.md keeps what it shows more of than two has: Figure 2, 30 s" in given.err
+    assert "pages/orthofl.md keeps entries with more runs than two has: Figure 2, 30 s" in given.err
     assert page.read_text() == before
     page.write_text(before.replace("1. **Order.**", "1. **Sequence.**"))
     given = offbeat("reproduce", "orthofl", "--stored", "--store", "two", "--out", "pages")
-    refused(given, "shows what is not here and cannot be kept", "another rule", "--out", status=1)
+    refused(given, "that are not in the store and cannot be kept", "another rule", "--out", status=1)

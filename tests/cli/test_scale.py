@@ -43,6 +43,6 @@ def test_a_scale_that_means_nothing_is_refused(offbeat, tmp_path):
     experiment_files.write_experiment(tmp_path / "mine.yaml", Experiment())
     refused(offbeat("run", "quickstart", "--scale", "quick"), "'quickstart' has only one scale")
     refused(offbeat("run", "orthofl/table2-mnist", "--scale", "quik"), "did you mean 'quick'")
-    refused(offbeat("compare", tmp_path / "mine.yaml", "--scale", "paper"), "only the presets of papers have scales")
+    refused(offbeat("compare", tmp_path / "mine.yaml", "--scale", "paper"), "only presets of papers have scales")
     refused(offbeat("run", "--resume", tmp_path, "--scale", "quick"), "--scale")
     refused(offbeat("compare", "--resume", tmp_path, "--scale", "quick"), "--scale")

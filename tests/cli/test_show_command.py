@@ -173,10 +173,10 @@ def test_showing_and_writing_change_nothing_of_what_is_shown(offbeat, one):
 def test_formats_and_files_that_cannot_be_meant_are_one_line(offbeat, one):
     refused(offbeat("show", one, "--format", "latx"), "unknown format 'latx'", "'latex'")
     refused(offbeat("show", one, "--format", "csv", "--json"), "--json and --format csv")
-    refused(offbeat("show", one, "--out", "table.pdf"), "table.pdf: which format?", ".tex")
+    refused(offbeat("show", one, "--out", "table.pdf"), "table.pdf: unknown format", ".tex")
     refused(offbeat("show", one, "--out", "no/such/x.csv"), "cannot write no/such/x.csv", status=1)
     for name in (one / "compare.json", one / "fedavg-seed0" / "world.json"):
-        refused(offbeat("show", one, "--out", name), "is a file of what is shown")
+        refused(offbeat("show", one, "--out", name), "is a file of a run or comparison")
     assert offbeat("show", one, "--out", one / "table.json").status == 0  # beside them it may lie
 
 
@@ -191,10 +191,10 @@ def test_an_unfinished_comparison_is_shown_as_far_as_it_is(offbeat, half):
     assert table.splitlines()[1].split()[:4] == ["fedavg", "2", "of", "2"]
     assert "fedasync" not in table  # none of its runs is finished: there is no mean
     title, _, first, second = going.splitlines()
-    assert title == "not finished, and in no mean; to go on: offbeat compare --resume half"
+    assert title == "not finished and not included in any mean; to continue: offbeat compare --resume half"
     assert first.startswith("fedasync-seed0  ")
     assert " updates, acc 0." in first
-    assert second.split(maxsplit=1) == ["fedasync-seed1", "not begun"]
+    assert second.split(maxsplit=1) == ["fedasync-seed1", "not started"]
 
 
 def test_an_unfinished_comparison_in_the_other_formats(offbeat, half):
@@ -210,7 +210,7 @@ def test_an_unfinished_comparison_in_the_other_formats(offbeat, half):
         ("fedavg", "1", "True"),
         ("fedasync", "0", "False"),
     }
-    assert "fedasync-seed1 & not begun" in offbeat("show", half, "--format", "latex").out
+    assert "fedasync-seed1 & not started" in offbeat("show", half, "--format", "latex").out
     runs.execute_run(Run(half / "fedasync-seed1"))
     shown = offbeat("show", half, "--reference", "fedasync").out
     line = next(line for line in shown.split("\n\n")[1].splitlines() if line.startswith("fedasync "))
@@ -220,7 +220,7 @@ def test_an_unfinished_comparison_in_the_other_formats(offbeat, half):
 def test_where_the_reference_is_not_finished_there_is_nothing_to_compare_with(offbeat, half):
     shown = offbeat("show", half, "--reference", "fedasync")
     assert shown.status == 0
-    assert "no run of fedasync is finished: there are no differences to it" in shown.out
+    assert "no run of fedasync is finished: differences to it are missing" in shown.out
     row = json.loads(offbeat("show", half, "--reference", "fedasync", "--json").out)["rows"][0]
     assert (row["speedup"], row["relative_time"], row["difference"]["final"]["mean"]) == (None, None, None)
 
@@ -229,7 +229,7 @@ def test_a_comparison_that_has_just_been_made_has_nothing_but_what_there_is_to_d
     create(Path("new"), ("fedavg", "fedasync"), CHANGES)
     shown = offbeat("show", "new")
     assert shown.status == 0
-    assert shown.out.count("not begun") == 4
+    assert shown.out.count("not started") == 4
     told = json.loads(offbeat("show", "new", "--json").out)
     assert (told["rows"], told["better"], len(told["unfinished"])) == ([], {}, 4)
     for form in ("csv", "latex", "markdown"):
@@ -248,7 +248,7 @@ def test_several_comparisons_are_ranked(offbeat, one, two):
     title, headings, *lines = parts[-1].splitlines()
     assert title == "ranks over 2 settings, by the final value"
     assert headings.split() == ["strategy", "mean", "rank", "first", "shared", "first", "one", "two"]
-    assert "not ranked, since not every setting has them: fedbuff" in lines
+    assert "not ranked because some setting does not have them: fedbuff" in lines
     ranks = json.loads(offbeat("show", one, two, "--json").out)["ranks"]
     assert sum(m["mean_rank"] for m in ranks["methods"]) == 3.0  # of two methods: 1 + 2
     assert ranks["not_ranked"] == ["fedbuff"]
@@ -297,12 +297,12 @@ def test_what_is_none_of_them_is_a_line_and_the_rest_is_shown(offbeat, one):
 
 
 def test_a_folder_of_runs_says_how_to_show_them(offbeat, one):
-    refused(offbeat("show", "."), ". is not a run folder; to show what is in it (1): offbeat show ./*")
+    refused(offbeat("show", "."), ". is not a run folder")
 
 
 def test_a_reference_is_of_comparisons(offbeat, one):
     both = (one / "fedavg-seed0", one / "fedavg-seed1")
-    refused(offbeat("show", *both, "--reference", "fedavg"), "is one run, there is nothing to compare it with")
+    refused(offbeat("show", *both, "--reference", "fedavg"), "is a single run without a comparison")
     assert offbeat("show", one, *both, "--reference", "fedasync").status == 0
 
 

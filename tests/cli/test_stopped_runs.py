@@ -55,7 +55,7 @@ def stopped(offbeat, monkeypatch) -> Path:
     given = offbeat("run", "quickstart", *WORLD, "--checkpoint-every", 0, "--out", "stopped")
     assert given.status == 130
     assert given.out == ""
-    assert given.err == "stopped at 240 s; go on with: offbeat run --resume stopped\n"
+    assert given.err == "stopped at 240 s; continue with: offbeat run --resume stopped\n"
     return Path("stopped")
 
 
@@ -81,7 +81,7 @@ def test_ctrl_c_before_the_first_event_or_a_second_one_still_says_how_to_go_on(o
         patch.setattr("offbeat.experiment.run.execution.Trace", pressed)
         given = offbeat("run", "quickstart", *WORLD, "--out", "with blank")
     assert given.status == 130
-    assert given.err == "stopped; go on with: offbeat run --resume 'with blank'\n"
+    assert given.err == "stopped; continue with: offbeat run --resume 'with blank'\n"
     assert resume(offbeat, Path("with blank")) == digest
 
 
@@ -103,7 +103,7 @@ def test_a_real_process_stops_when_asked_and_keeps_others_out_while_it_runs(offb
     try:
         until(lambda: list(Path("x/checkpoint").glob("*.json")))
         process.send_signal(signal.SIGSTOP)  # so that it is still at it when we look
-        refused(offbeat("run", "--resume", "x"), "x is being run by another process", status=1)
+        refused(offbeat("run", "--resume", "x"), "x is in use by another process", status=1)
         assert offbeat("show", "x").status == 0  # but reading is free
         process.send_signal(number)
         process.send_signal(signal.SIGCONT)
@@ -170,7 +170,7 @@ def test_a_trace_that_is_gone_or_damaged_is_noticed(offbeat, stopped):
     refused(offbeat("run", "--resume", stopped), "stopped/run.sqlite", "not a database", status=1)
     refused(offbeat("show", stopped), "stopped/run.sqlite", "not a database", status=1)
     trace.unlink()
-    refused(offbeat("run", "--resume", stopped), "stopped/run.sqlite is gone", status=1)
+    refused(offbeat("run", "--resume", stopped), "stopped/run.sqlite is missing", status=1)
 
 
 def test_a_damaged_experiment_file_is_noticed(offbeat, stopped):
@@ -209,7 +209,7 @@ def test_a_disk_that_fills_up_under_the_trace_loses_nothing(offbeat, monkeypatch
         insert(db, table, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(trace, "insert", cramped)
+        patch.setattr(trace, "insert_rows", cramped)
         given = offbeat("run", "quickstart", *WORLD, "--checkpoint-every", 0, "--out", "x")
     refused(given, "x/run.sqlite", "database or disk is full", "offbeat run --resume x", status=1)
     assert len(checkpoints(Path("x"))) == 2
@@ -234,7 +234,7 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_folder(offbeat, monkeypatc
     monkeypatch.setattr(os, "fsync", full)
     refused(
         offbeat("run", "quickstart", *WORLD, "--out", "x"),
-        "cannot make the run folder x",
+        "cannot create the run folder x",
         "No space left on device",
         status=1,
     )

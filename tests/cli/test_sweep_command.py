@@ -83,7 +83,7 @@ def test_one_that_was_stopped_is_shown_and_finished(offbeat, swept, monkeypatch)
         patch.setattr(comparing, "execute_comparison", lambda *_: False)
         told = offbeat("sweep", "quickstart", *EVEN, *GRID, "--seeds", 2, "--out", "y")
     assert told.status == 130
-    assert told.err.endswith("stopped; finish it with: offbeat sweep --resume y\n")
+    assert told.err.endswith("stopped; continue with: offbeat sweep --resume y\n")
     runs.execute_run(Run(Path("y/fedasync-clients-3-seed0")))
     runs.execute_run(Run(Path("y/fedasync-clients-3-seed1")), lambda status: True)
     before = contents(Path("y"))
@@ -93,7 +93,7 @@ def test_one_that_was_stopped_is_shown_and_finished(offbeat, swept, monkeypatch)
     assert half.status == 0
     assert half.out.splitlines()[1].endswith("1 of 2")
     assert half.out.splitlines()[2].endswith("0 of 2")
-    assert half.err == "11 of 12 runs are not finished: offbeat sweep --resume y\n"
+    assert half.err == "11 of 12 runs are not finished; continue with: offbeat sweep --resume y\n"
     assert json.loads(offbeat("show", "y", "--json").out)["rows"][0]["done"] == 1
 
     whole = offbeat("sweep", "--resume", "y")
@@ -145,7 +145,7 @@ def test_misfits_are_said_once_a_method(offbeat, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], ["--over is missing"]),
+        ([], ["give at least one --over"]),
         (["--over", "strategy.kk=1"], ["unknown setting 'kk'"]),
         (["--over", "strategy=fedavg,fedbuff"], ["--strategies"]),
         (["--over", "clients=4,0"], ["clients = 0"]),
@@ -162,10 +162,10 @@ def test_resume_takes_a_sweep_as_it_is(offbeat, monkeypatch):
     monkeypatch.setattr(comparing, "execute_comparison", lambda *_: False)
     offbeat("sweep", "quickstart", *TINY, "--over", "clients=2,4", "--strategies", "fedavg", "--seeds", 1, "--out", "x")
     offbeat("compare", "quickstart", *TINY, "--strategies", "fedavg", "--seeds", 1, "--out", "y")
-    refused(offbeat("sweep", "--resume", "x", "--over", "clients=3"), "--resume finishes a sweep as it is")
+    refused(offbeat("sweep", "--resume", "x", "--over", "clients=3"), "--resume continues with the stored settings")
     refused(offbeat("sweep", "--resume", "y"), "y is a comparison", "offbeat compare --resume y")
     refused(offbeat("sweep"), "or --resume DIR")
     refused(offbeat("sweep", "--resume", "nowhere"), "nowhere is not a comparison")
     refused(offbeat("show", "x", "--reference", "fedavg clients=2"), "is a sweep, without speed-ups")
     again = ["--over", "clients=2", "--strategies", "fedavg", "--out", "x"]
-    refused(offbeat("sweep", "quickstart", *TINY, *again), "already holds", "'offbeat sweep --resume x' finishes it")
+    refused(offbeat("sweep", "quickstart", *TINY, *again), "already holds", "'offbeat sweep --resume x' completes it")

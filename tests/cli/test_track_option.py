@@ -64,7 +64,7 @@ def test_after_ctrl_c_and_resume_tensorboard_has_each_point_once(offbeat):
     assert offbeat("run", "--resume", "x", "--track", "tensorboard").status == 0
     assert events(Path("x/tensorboard"), "acc") == [(s, now, pytest.approx(v)) for s, now, v in curve(Path("x"))]
     assert len(events(Path("x/tensorboard"), "acc")) > told
-    assert offbeat("run", "--resume", "x", "--track", "tensorboard").status == 0  # complete already
+    assert offbeat("run", "--resume", "x", "--track", "tensorboard").status == 0  # already complete
     assert len(events(Path("x/tensorboard"), "acc")) == len(curve(Path("x")))
 
 

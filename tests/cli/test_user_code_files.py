@@ -17,7 +17,7 @@ from offbeat.presets import load
 STRATEGY = '''
 """A strategy of one's own."""
 from dataclasses import dataclass, field
-from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.selection import ServerState
 from offbeat.core.protocol import ClientReady, Commit, Dispatch, UpdateArrived
 from helping_mine import damped
 
@@ -206,7 +206,7 @@ def test_looking_at_a_run_runs_nobodys_code(offbeat: Call) -> None:
         Path(name).write_text("raise SystemExit('it was run')\n")
     assert offbeat("show", "whole").status == 0
     assert offbeat("export", "whole", "--out", "model.safetensors").status == 0
-    assert "complete already" in offbeat("run", "--resume", "whole").err
+    assert "already complete" in offbeat("run", "--resume", "whole").err
 
 
 def test_neither_a_page_nor_the_model_of_a_stopped_run_runs_it(offbeat: Call) -> None:
@@ -230,7 +230,7 @@ def test_a_finished_run_whose_copies_were_edited_is_refused(offbeat: Call) -> No
     assert offbeat("run", "quickstart", *FOUR, *OWN, "--out", "whole").status == 0
     copy = next(Path("whole/code").rglob("mine.py"))
     copy.write_text("")
-    refused(offbeat("show", "whole"), "mine.py is not what it was when the run ended", status=1)
+    refused(offbeat("show", "whole"), "mine.py changed since the run ended", status=1)
 
 
 # ---------------------------------------------------------------- what goes wrong
@@ -248,7 +248,7 @@ def test_what_it_raises_while_it_runs_is_one_line_that_names_it(offbeat: Call) -
     Path("mine.py").write_text(STRATEGY.replace("state.seen.count += 1", "state.seen.cuont += 1"))
     line = "mine.py line 28: AttributeError: 'Seen' object has no attribute 'cuont'"
     tiny = (*FOUR, "--set", "model=linear")
-    refused(offbeat("run", "quickstart", *tiny, "--set", "strategy=mine.py:Mine"), line, "of your own", status=1)
+    refused(offbeat("run", "quickstart", *tiny, "--set", "strategy=mine.py:Mine"), line, "in your own code", status=1)
     given = offbeat("compare", "quickstart", *tiny, "--strategies", "mine.py:Mine", "--seeds", 1)
     assert given.status == 1
     assert line in given.err

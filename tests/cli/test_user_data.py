@@ -245,7 +245,7 @@ def test_a_sweep_remembers_its_data(offbeat, stopped, monkeypatch):
 def test_data_that_was_moved_is_asked_for_in_one_line(offbeat, stopped, monkeypatch):
     shutil.move("root", "elsewhere")
     monkeypatch.setenv("OFFBEAT_DATA", "")
-    refused(offbeat("run", "--resume", stopped), f"the run's data lay in {Path('root').absolute()}", "--data DIR")
+    refused(offbeat("run", "--resume", stopped), f"the run's data was in {Path('root').absolute()}", "--data DIR")
     assert offbeat("run", "--resume", stopped, "--data", "elsewhere").status == 0
 
 

@@ -30,7 +30,7 @@ def test_a_finished_run_is_told_in_a_line_and_that_is_all(offbeat, whole):
     given = offbeat("watch", whole)
     assert (given.status, given.err) == (0, "")
     assert re.fullmatch(
-        r"whole ended \(seconds\): \d+ s, \d+ updates, acc 0\.\d+, loss \d\.\d+, staleness \d+\.\d\n", given.out
+        r"whole finished \(seconds\): \d+ s, \d+ updates, acc 0\.\d+, loss \d\.\d+, staleness \d+\.\d\n", given.out
     )
     after = contents(whole)
     assert {name: after[name] for name in before} == before
@@ -39,8 +39,8 @@ def test_a_finished_run_is_told_in_a_line_and_that_is_all(offbeat, whole):
 def test_of_a_run_that_nobody_computes_it_says_so_and_how_to_go_on(offbeat, stopped):
     given = offbeat("watch", stopped)
     assert given.status == 1
-    assert given.err == "offbeat: nobody is computing stopped: go on with 'offbeat run --resume stopped'\n"
-    assert re.match(r"\d+%: nobody is computing it, \d+ s of 400s, \d+ updates, acc", given.out)
+    assert given.err == "offbeat: no process computes stopped: continue with 'offbeat run --resume stopped'\n"
+    assert re.match(r"\d+%: not running, \d+ s of 400s, \d+ updates, acc", given.out)
 
 
 def test_of_a_comparison_that_was_never_begun_too(offbeat):
@@ -48,8 +48,8 @@ def test_of_a_comparison_that_was_never_begun_too(offbeat):
     comparison.create_comparison(Path("c"), {"fedavg": experiment}, [0])
     given = offbeat("watch", "c")
     assert given.status == 1
-    assert "nobody is computing c: go on with 'offbeat compare --resume c'" in given.err
-    assert given.out == "0%: nobody is computing it, 0 of 1 runs, 0 updates\n"
+    assert "no process computes c: continue with 'offbeat compare --resume c'" in given.err
+    assert given.out == "0%: not running, 0 of 1 runs, 0 updates\n"
 
 
 def test_what_is_no_run_is_refused(offbeat):
@@ -62,7 +62,7 @@ def test_once_is_one_line_whatever_the_state(offbeat, stopped):
     given = offbeat("watch", stopped, "--once")
     assert given.status == 0
     assert given.out.count("\n") == 1
-    assert "nobody is computing it" in given.out
+    assert "not running" in given.out
 
 
 def test_as_json_each_line_is_an_object(offbeat, stopped, whole):
@@ -89,7 +89,7 @@ def test_it_follows_a_comparison_to_its_end_without_touching_it(offbeat, monkeyp
     assert (computing.returncode, said) == (0, "")
     assert (given.status, given.err) == (0, "")
     lines = given.out.splitlines()
-    assert re.fullmatch(r"c ended: 2 of 2 runs", lines[-1])
+    assert re.fullmatch(r"c finished: 2 of 2 runs", lines[-1])
     assert any(re.match(r"\d+%(, \d+ \w+ left)?: \d of 2 runs, .*fedasync-seed0 \d+%", line) for line in lines)
 
 

@@ -71,15 +71,15 @@ def test_the_rule_on_the_page_is_the_rule():
     from offbeat.core.strategies import REGISTRY
     from offbeat.experiment.spec.config import Experiment
     from offbeat.results import method_choice
-    from offbeat.results import method_choice as tournament
 
     page = (HOW_TO / "which-method.md").read_text(encoding="utf-8")
     classes = [REGISTRY[name].__name__ for name in method_choice.SIMPLEST_FIRST]
     assert f"**simplest**: {', '.join(classes)}, then the others" in page
     assert method_choice.SIMILAR_BYTES_FACTOR == 1.05
     assert (
-        f"`--budget` ({tournament.BUDGET:.0f} seconds), from {tournament.MIN_SEEDS} to {tournament.MAX_SEEDS}" in page
+        f"`--budget` ({method_choice.BUDGET:.0f} seconds), from {method_choice.MIN_SEEDS} to {method_choice.MAX_SEEDS}"
+        in page
     )
-    assert [word.partition("(")[0] for word in tournament.default_methods(Experiment())] == [
+    assert [word.partition("(")[0] for word in method_choice.default_methods(Experiment())] == [
         "fedavg", "fedasync", "fedbuff", "fedat", "orthofl"
     ]  # fmt: skip

@@ -98,7 +98,7 @@ def test_a_method_whose_updates_are_refused_is_not_recommended(offbeat, straggle
         "which", straggler, "--methods", "fedasync", "--seeds", "1", "--until", "20s", "--set", "max_norm=1e-9"
     )
     assert made.status == 0
-    assert "fedasync is out of it: seed 0: nothing was learned" in made.out
+    assert "fedasync is excluded: seed 0: nothing was learned" in made.out
     assert "no method can be recommended" in made.out
 
 
@@ -106,14 +106,14 @@ def test_an_earlier_tournament_is_read_again(offbeat, straggler):
     asked = ("--methods", "fedavg,fedasync", "--seeds", "2", "--until", "30s")
     first = told(offbeat, straggler, *asked, "--out", "w")
     assert told(offbeat, "w") == first
-    refused(offbeat("which", "w", "--seeds", "5"), "w is a comparison as it is")
+    refused(offbeat("which", "w", "--seeds", "5"), "w is an existing comparison")
 
 
 def test_sites_can_be_described_in_four_numbers(offbeat, pictures):
     asked = ("--sites", "3", "--sizes", "2", "--speeds", "5", "--away", "0.2")
     made = offbeat("which", *asked, "--methods", "fedasync,fedavg", "--seeds", "1", "--until", "100s", "--out", "w")
     assert made.status == 0, made.err
-    assert made.out.startswith("on stand-in data: handwritten digits and a small model")
+    assert made.out.startswith("stand-in data: handwritten digits and a small model")
     assert Path("w/report.html").is_file()
     written = Path("w/fedavg-seed0/experiment.yaml").read_text()
     assert "churn" in written
@@ -124,18 +124,18 @@ def test_sites_can_be_described_in_four_numbers(offbeat, pictures):
     ("asked", "words"),
     [
         (["--sites", "1"], ["sites = 1: must be from 2 to"]),
-        (["--speeds", "0.5"], ["speeds = 0.5: from 1"]),
-        (["--away", "1"], ["away = 1: a share of the time"]),
-        (["--sizes", "1000"], ["sizes = 1000: from 1"]),
-        (["quickstart", "--sites", "4"], ["give one of them"]),
-        (["--from", "nowhere"], ["--from nowhere: there is no such folder"]),
+        (["--speeds", "0.5"], ["speeds = 0.5: must be from 1"]),
+        (["--away", "1"], ["away = 1: must be a share of the time"]),
+        (["--sizes", "1000"], ["sizes = 1000: must be from 1"]),
+        (["quickstart", "--sites", "4"], ["give only one of"]),
+        (["--from", "nowhere"], ["--from nowhere: the folder does not exist"]),
         (["nowhere.yaml"], ["nowhere.yaml"]),
         (["quickstart", "--set", "seed=3"], ["--seeds"]),
         (["quickstart", "--methods", "fedavgg"], ["did you mean 'fedavg'?"]),
-        (["quickstart", "--methods", " , "], ["--methods ' , ' names none"]),
-        (["quickstart", "--budget", "nan"], ["--budget nan: seconds, from 1"]),
-        (["quickstart", "--budget", "inf"], ["--budget inf: seconds, from 1"]),
-        ([], ["whose sites?"]),
+        (["quickstart", "--methods", " , "], ["--methods ' , ' names no strategy"]),
+        (["quickstart", "--budget", "nan"], ["--budget nan: expected seconds"]),
+        (["quickstart", "--budget", "inf"], ["--budget inf: expected seconds"]),
+        ([], ["give a preset or an experiment file, --from RUN"]),
     ],
 )
 def test_what_cannot_be_meant_is_one_line(offbeat, asked, words):
@@ -151,14 +151,14 @@ def test_four_questions_are_asked_on_a_terminal(offbeat, monkeypatch):
     made = offbeat("which", "--methods", "fedasync", "--seeds", "1", "--until", "50s")
     assert made.status == 0, made.err
     assert len(asked) == 4
-    assert "without the questions: offbeat which --sites 3 --sizes 2 --speeds 5 --away 0" in made.err
+    assert "the same without questions: offbeat which --sites 3 --sizes 2 --speeds 5 --away 0" in made.err
 
 
 def test_a_world_that_takes_long_is_tried_and_cut_to_the_time_there_is(offbeat, straggler, monkeypatch):
     monkeypatch.setattr("offbeat.results.method_choice.estimate_run_seconds", lambda experiment: 1000.0)
     made = offbeat("which", straggler, "--methods", "fedavg,fedasync", "--seeds", "1", "--budget", "100", "--out", "w")
     assert "the runs end at" in made.err
-    assert "instead of 120s, to fit into 100 s" in made.err
+    assert "instead of 120s to fit into 100 s" in made.err
 
 
 def test_a_trial_tells_how_long_a_run_takes(straggler):
@@ -195,7 +195,7 @@ def test_sites_like_those_of_a_live_run_are_as_slow_and_as_often_away(offbeat, s
             )
     made = offbeat("which", "--from", "r", "--methods", "fedasync", "--seeds", "1", "--until", "15s", "--out", "w")
     assert made.status == 0, made.err
-    assert made.out.startswith("on stand-in data")
+    assert made.out.startswith("stand-in data")
     written = Path("w/fedasync-seed0/experiment.yaml").read_text()
     assert "replayed" in written
     assert "clients: 3" in written  # the fourth never answered

@@ -55,7 +55,7 @@ def test_whoever_is_killed_the_run_goes_on_and_nobody_is_left(offbeat, tmp_path)
     assert within(PATIENCE, lambda: updates(run) > at), again.said
     again.kill(signal.SIGTERM)
     assert again.wait() == 130, again.said
-    assert "go on with: offbeat serve --resume run" in again.said
+    assert "continue with: offbeat serve --resume run" in again.said
     assert again.leaves_nobody()
     assert consumed_once(run)
     assert rows(run, "SELECT COUNT(DISTINCT client) FROM trace WHERE kind = 'arrive'") == [(2,)]

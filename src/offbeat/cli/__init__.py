@@ -166,9 +166,9 @@ def _describe(error: Exception) -> tuple[str | None, int]:
         return f"{error.name} is not installed; 'pip install offbeat' installs all that the command line needs", 1
     hint = "'python -X dev -m offbeat …' shows the traceback"
     if not sys.flags.dev_mode and "offbeat.experiment.spec.user_code" in sys.modules:
-        from offbeat.experiment.spec import user_code
+        from offbeat.experiment.spec import describe_user_error
 
-        if (message := user_code.describe_user_error(error)) is not None:
+        if (message := describe_user_error(error)) is not None:
             return f"{message} (in your own code; {hint})", 1
     if (size := _memory_size(error)) is not None:
         return f"not enough memory{size}: use a smaller model, less data or fewer clients", 1

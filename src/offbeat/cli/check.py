@@ -31,13 +31,13 @@ def check(
     Also check what experiment files and lists need. If a law is broken, print the shortest event script that breaks it
     and a remedy. Exit status 0: all laws hold; 1: some are broken.
     """
-    from offbeat.experiment.spec import strategy_lint
+    from offbeat.experiment.spec import suggest_improvements
 
     broken = False
     report: dict[str, list[dict[str, Any]]] = {}
     for reference, cls in _load_strategies(file).items():
         strategy = _instantiate(cls)
-        findings, advice = _find(reference, strategy, scripts, seed), list(strategy_lint.suggest_improvements(strategy))
+        findings, advice = _find(reference, strategy, scripts, seed), list(suggest_improvements(strategy))
         broken |= not all(finding.passed for finding in findings)
         if as_json:
             report[cls.__name__] = [_finding_json(finding) for finding in findings]
@@ -55,11 +55,11 @@ def check(
 
 def _find(reference: str, strategy: Strategy, scripts: int, seed: int) -> list[Finding]:
     """Check the laws, and the form that experiment files need."""
-    from offbeat.experiment.spec import strategy_lint
+    from offbeat.experiment.spec import check_form
     from offbeat.testing import Finding
     from offbeat.testing import check as check_laws
 
-    remarks = strategy_lint.check_form(reference, strategy)
+    remarks = check_form(reference, strategy)
     form = [Finding(remark.rule, remark.meaning, remark.passed, 0, remark.message) for remark in remarks]
     return [*check_laws(strategy, scripts=scripts, seed=seed), *form]
 
@@ -79,11 +79,11 @@ def _finding_json(finding: Finding) -> dict[str, Any]:
 
 def _load_strategies(file: str) -> dict[str, type]:
     """Map FILE.py:Name to the strategy classes of a file."""
-    from offbeat.experiment.spec import user_code
+    from offbeat.experiment.spec import defined_names, load_file, resolve_path
 
     path, _, wanted = file.rpartition(":") if ".py:" in file else (file, "", "")
-    module = user_code.load_file(user_code.resolve_path(path))
-    values = {name: getattr(module, name) for name in user_code.defined_names(module)}
+    module = load_file(resolve_path(path))
+    values = {name: getattr(module, name) for name in defined_names(module)}
     classes = {
         name: value
         for name, value in values.items()

@@ -16,8 +16,8 @@ from offbeat.cli.terminal import print_experiment, say
 from offbeat.core.errors import ConfigError, RunError, unknown_name
 
 if TYPE_CHECKING:
-    from offbeat.experiment.comparison import Comparison
-    from offbeat.experiment.spec.config import Experiment
+    from offbeat.experiment import Comparison
+    from offbeat.experiment.spec import Experiment
     from offbeat.presets import Preset
 
 
@@ -43,8 +43,8 @@ def compare(
 
     Also write a figure (PNG) and a self-contained page (HTML) into the folder.
     """
-    from offbeat.experiment import build, comparison
-    from offbeat.experiment.spec.config import setting_warnings
+    from offbeat.experiment import comparison, setup
+    from offbeat.experiment.spec import setting_warnings
 
     options.use_data(data)
     options.check_execution_options(worker, memory, track)
@@ -77,7 +77,7 @@ def compare(
         print_experiment(preset.experiment, as_json, methods, numbers)
         return
     for seed in numbers:
-        build.setup(replace(preset.experiment, seed=seed))  # reject an invalid experiment before a folder is made
+        setup(replace(preset.experiment, seed=seed))  # reject an invalid experiment before a folder is made
     folder, default = options.new_folder(f"compare-{preset.experiment.name}", out), reference or preset.reference
     compared = comparison.create_comparison(folder, experiments, numbers, default, worker or "inline", memory)
     options.warn(
@@ -96,8 +96,8 @@ def execute_runs(
     track: list[str] | None = None,
 ) -> None:
     """Finish every run of a comparison; explain how to resume if it stops before."""
-    from offbeat.experiment.comparison import execute_comparison
-    from offbeat.experiment.run.execution import Unfinished
+    from offbeat.experiment import execute_comparison
+    from offbeat.experiment.run import Unfinished
     from offbeat.results.tracking import track_runs
 
     comparison.checked(reference)
@@ -128,7 +128,7 @@ def prepare_resume(comparison: Comparison, data: Path | None) -> None:
 
 def check_comparison_changes(changes: list[str] | None) -> None:
     """Reject changes of settings that a comparison sets itself for each run."""
-    from offbeat.experiment.spec.experiment_files import split_change
+    from offbeat.experiment.spec import split_change
 
     instead = {
         "strategy": "a comparison has several strategies; choose them with --strategies",
@@ -142,12 +142,11 @@ def check_comparison_changes(changes: list[str] | None) -> None:
 
 def select_methods(preset: Preset, strategies: str | None, option: str = "--strategies") -> dict[str, Experiment]:
     """Map labels to experiments: the named strategies, or by default those of the preset or file."""
-    from offbeat.experiment.spec import call_syntax
-    from offbeat.experiment.spec.methods import distinct_methods, label_methods
+    from offbeat.experiment.spec import distinct_methods, label_methods, split_calls
 
     if strategies is None:
         return {name: preset.with_strategy(name) for name in preset.compared or preset.methods}
-    words = [word for word in call_syntax.split_calls(strategies) if word]
+    words = [word for word in split_calls(strategies) if word]
     if not words:
         raise ConfigError(
             f"{option} {strategies!r} names no strategy: write fedavg,fedbuff(k=2); see 'offbeat list strategies'"

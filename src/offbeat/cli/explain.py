@@ -25,27 +25,34 @@ def explain(
 
     Everything is read from the trace; nothing is run again. What the trace does not contain is reported as unknown.
     """
-    from offbeat.experiment.run.run_folder import Run
-    from offbeat.results import explanation
+    from offbeat.experiment.run import Run
+    from offbeat.results import (
+        explain_moment,
+        explain_no_jobs,
+        explain_run,
+        explanation_json,
+        key_moments,
+        read_explained_client,
+    )
 
-    explained = explanation.read_explained_client(Run(folder), client)
+    explained = read_explained_client(Run(folder), client)
     if as_json:
-        print_json({"folder": str(folder), **explanation.explanation_json(explained, at)})
+        print_json({"folder": str(folder), **explanation_json(explained, at)})
         return
     unfinished = "" if explained.timeline.ended is not None else ", not finished"
     head = f"{folder} ({explained.strategy_name}{unfinished}): "
     if at is not None:
-        headline, lines = explanation.explain_moment(explained, at)
+        headline, lines = explain_moment(explained, at)
         say(head + headline)
         if lines:
             print_table(_time_rows(lines), left=True)
         return
     name = explained.client_name(explained.timeline.client)
     say(head + name)
-    if (reason := explanation.explain_no_jobs(explained)) is not None:
+    if (reason := explain_no_jobs(explained)) is not None:
         say(f"{name} {reason}")
-    print_table(explanation.explain_run(explained), headings=False)
-    lines = explanation.key_moments(explained)
+    print_table(explain_run(explained), headings=False)
+    lines = key_moments(explained)
     if lines:
         say("")
         print_table(_time_rows(lines), left=True)

@@ -31,8 +31,8 @@ def export(
     the last checkpoint. The file's metadata describes architecture, preprocessing, classes and run:
     safetensors.safe_open(FILE, "pt").metadata().
     """
-    from offbeat.engine.checkpoint import write_atomically
-    from offbeat.experiment.run.run_folder import Run
+    from offbeat.engine import write_atomically
+    from offbeat.experiment.run import Run
 
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")

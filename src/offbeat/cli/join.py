@@ -10,12 +10,10 @@ import typer
 from offbeat.cli import shared_options as options
 from offbeat.cli.terminal import say, stop_on_signals
 from offbeat.core.errors import ConfigError
-from offbeat.deploy.federation_keys import SiteKeys, fingerprint
-from offbeat.deploy.preflight import is_loopback, query_server, require_flower, split_address
+from offbeat.deploy import SiteKeys, fingerprint, is_loopback, query_server, require_flower, split_address
 
 if TYPE_CHECKING:
-    from offbeat.deploy.federation_keys import SiteKeys
-    from offbeat.deploy.site_processes import SiteOptions
+    from offbeat.deploy import SiteKeys, SiteOptions
 
 
 def join(
@@ -62,7 +60,7 @@ def _site_options(
 ) -> SiteOptions:
     import socket
 
-    from offbeat.deploy.site_processes import SiteOptions
+    from offbeat.deploy import SiteOptions
 
     if server is None:
         raise ConfigError("--server HOST:PORT is missing: the address of 'offbeat serve'")
@@ -101,8 +99,7 @@ def _check_site_file(data: Path | None) -> None:
 
 def _check(server: str | None, data: Path | None, keys: Path | None) -> None:
     """Check all given options; the server is only asked whether it knows this site."""
-    from offbeat.deploy.site_check import check_site
-    from offbeat.deploy.site_data import SiteFile
+    from offbeat.deploy import SiteFile, check_site
 
     if data is None:
         raise ConfigError("--check needs a site file: --data FILE (made by 'offbeat new site')")
@@ -121,7 +118,7 @@ def _check(server: str | None, data: Path | None, keys: Path | None) -> None:
 def _run(site_options: SiteOptions, home: Path) -> None:
     import logging
 
-    from offbeat.deploy.site_processes import SiteProcesses
+    from offbeat.deploy import SiteProcesses
 
     logging.basicConfig(format="offbeat: %(message)s", level=logging.WARNING)
     site = SiteProcesses(site_options, home)

@@ -16,8 +16,8 @@ from offbeat.core.errors import escape_unprintable
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from offbeat.engine.progress import Status
-    from offbeat.workers.wrappers import Work
+    from offbeat.engine import Status
+    from offbeat.workers import Work
 
 LINE_SECONDS = 60.0  # between two lines without a terminal
 BAR_SECONDS = 0.1  # between two updates of a bar
@@ -52,14 +52,14 @@ def fit_parts(parts: Sequence[str], width: int) -> str:
 
 
 def progress_line(share: float, left: float | None, parts: Sequence[str]) -> str:
-    from offbeat.api.progress_line import format_duration
+    from offbeat.api import format_duration
 
     return f"{share:.0%}{'' if left is None else f', {format_duration(left)} left'}: {', '.join(parts)}"
 
 
 def metric_parts(metrics: Mapping[str, float]) -> list[str]:
     """Format the headline metric and the loss."""
-    from offbeat.metrics.curves import headline_metric
+    from offbeat.metrics import headline_metric
 
     shown = [name for name in dict.fromkeys((headline_metric(list(metrics)), "loss")) if name in metrics]
     return [f"{name} {metrics[name]:.3f}" for name in shown]

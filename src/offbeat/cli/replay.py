@@ -29,21 +29,20 @@ def replay(
     """
     from dataclasses import replace
 
-    from offbeat.deploy import replay_scenario
-    from offbeat.engine.until import parse_until
-    from offbeat.experiment import build
-    from offbeat.experiment.run.run_folder import Run, create_run
-    from offbeat.experiment.spec import experiment_files
-    from offbeat.experiment.spec.config import strategy_name
+    from offbeat.deploy import simulated_experiment
+    from offbeat.engine import parse_until
+    from offbeat.experiment import setup
+    from offbeat.experiment.run import Run, create_run
+    from offbeat.experiment.spec import strategy_name, with_changes
 
     options.use_data(data, live)
     options.check_execution_options(worker)
     names_data = any(change.split("=", 1)[0].split(".")[0] == "data" for change in changes or [])
-    experiment = replay_scenario.simulated_experiment(Run(live), names_data)
-    experiment = experiment_files.with_changes(experiment, changes or [], {})
+    experiment = simulated_experiment(Run(live), names_data)
+    experiment = with_changes(experiment, changes or [], {})
     if until is not None:
         experiment = replace(experiment, until=parse_until(until, experiment.until))
-    build.setup(experiment)  # reject an invalid experiment before a folder is made
+    setup(experiment)  # reject an invalid experiment before a folder is made
     folder = options.new_folder(f"{experiment.name}-{strategy_name(experiment)}-replay", out)
     command = shlex.join(["offbeat", *sys.argv[1:]])
     execute(create_run(folder, experiment, command, worker=worker or "inline"), 30.0, as_json)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -14,9 +14,8 @@ from offbeat.cli.terminal import print_table, say
 from offbeat.core.errors import ConfigError, DataError, RunError, unknown_name
 
 if TYPE_CHECKING:
-    from offbeat.experiment.comparison import Comparison
-    from offbeat.papers.entries import Entry
-    from offbeat.papers.run_store import PaperSetting, ReproductionStore
+    from offbeat.experiment import Comparison
+    from offbeat.papers import Entry, PaperSetting, ReproductionStore
     from offbeat.presets import Scale
 
 MAX_LISTED_ENTRIES = 5
@@ -68,11 +67,15 @@ def reproduce(
 
     The store keeps finished runs, which are never repeated, so a table can be built in several steps.
     """
-    from offbeat.papers import paper_page
-    from offbeat.papers.entries import find_entries, load_papers
-    from offbeat.papers.evaluated_entry import MeasuredEntry, evaluate_entries
-    from offbeat.papers.page_merge import entry_key
-    from offbeat.papers.run_store import ReproductionStore
+    from offbeat.papers import (
+        MeasuredEntry,
+        ReproductionStore,
+        entry_key,
+        evaluate_entries,
+        find_entries,
+        load_papers,
+        write_page,
+    )
 
     options.use_data(data)
     size = _parse_scale(scale)
@@ -105,7 +108,7 @@ def reproduce(
         failed = _run_missing(_choose_settings(what, entries, size, until, every), run_store, seeds, worker, jobs)
     evaluated = evaluate_entries(paper.entries, run_store)
     options.warn(f"not shown: {line}" for each in evaluated for line in each.skipped)
-    path, unchanged = paper_page.write_page(paper, evaluated, pages)
+    path, unchanged = write_page(paper, evaluated, pages)
     if unchanged:
         places = list(dict.fromkeys(place for place, _ in unchanged))
         shown = "; ".join(places[:MAX_LISTED_ENTRIES]) + ("; …" if len(places) > MAX_LISTED_ENTRIES else "")
@@ -146,10 +149,10 @@ def _check_folder(option: str, path: Path) -> None:
 
 
 def _choose_settings(
-    what: str, entries: list[Entry], scale: Scale, until: str | None, every: bool
+    what: str, entries: Sequence[Entry], scale: Scale, until: str | None, every: bool
 ) -> list[PaperSetting]:
     """Return the settings to run; options.warn about those without data."""
-    from offbeat.papers.run_store import choose_setting
+    from offbeat.papers import choose_setting
 
     if every or scale != "quick" or any(entry.preset == what for entry in entries):
         chosen = entries
@@ -196,7 +199,7 @@ def _run_missing(
 
 
 def _execute(comparison: Comparison, jobs: int | None, worker: str | None) -> None:
-    from offbeat.experiment.comparison import execute_comparison
+    from offbeat.experiment import execute_comparison
 
     finished = False
     try:
@@ -210,7 +213,7 @@ def _execute(comparison: Comparison, jobs: int | None, worker: str | None) -> No
 
 
 def _import_runs(store: ReproductionStore, folder: Path) -> None:
-    from offbeat.papers.import_runs import import_runs
+    from offbeat.papers import import_runs
 
     report = import_runs(store, folder)
     if store.path.resolve() in (folder.resolve(), *folder.resolve().parents):
@@ -224,7 +227,7 @@ def _import_runs(store: ReproductionStore, folder: Path) -> None:
 
 
 def _print_entries(entries: Iterable[Entry], store: ReproductionStore) -> None:
-    from offbeat.papers.evaluated_entry import NOT_RUN
+    from offbeat.papers import NOT_RUN
 
     stored: dict[str, list[str]] = {}
     for setting, comparison in store.comparisons().items():

@@ -15,7 +15,7 @@ from offbeat.cli.terminal import print_experiment, say
 from offbeat.core.errors import RunError
 
 if TYPE_CHECKING:
-    from offbeat.experiment.run.run_folder import Run
+    from offbeat.experiment.run import Run
 
 
 def run(
@@ -39,9 +39,9 @@ def run(
     A run may be stopped with Ctrl-C or killed at any moment: --resume gives bit-identical results to an uninterrupted
     run.
     """
-    from offbeat.experiment import build
-    from offbeat.experiment.run.run_folder import Run, create_run
-    from offbeat.experiment.spec.config import setting_warnings, strategy_name
+    from offbeat.experiment import setup
+    from offbeat.experiment.run import Run, create_run
+    from offbeat.experiment.spec import setting_warnings, strategy_name
 
     options.use_data(data, resume)
     options.check_execution_options(worker, memory, track)
@@ -61,7 +61,7 @@ def run(
     if dry_run:
         print_experiment(experiment, as_json)
         return
-    build.setup(experiment)  # reject an invalid experiment before a folder is made
+    setup(experiment)  # reject an invalid experiment before a folder is made
     folder = options.new_folder(f"{experiment.name}-{strategy_name(experiment)}", out)
     command = shlex.join(["offbeat", *sys.argv[1:]])
     created = create_run(folder, experiment, command, worker=worker or "inline", memory=memory)
@@ -78,10 +78,9 @@ def execute(
     track: list[str] | None = None,
 ) -> None:
     """Run to the end and print the results; explain how to resume if the run stops before."""
-    from offbeat.engine.process_memory import keep_freed_memory
-    from offbeat.engine.progress import is_divergence
-    from offbeat.engine.virtual.virtual_engine import INTERRUPTED
-    from offbeat.experiment.run import execution
+    from offbeat.engine import is_divergence, keep_freed_memory
+    from offbeat.engine.virtual import INTERRUPTED
+    from offbeat.experiment.run import Unfinished, execute_run
     from offbeat.results.tracking import track_runs
 
     resume = shlex.join(["offbeat", "run", "--resume", str(run.folder), *options.data_arguments(run.folder)])
@@ -89,8 +88,8 @@ def execute(
     try:
         trackers = track_runs({run.folder.resolve().name: run}, None, track or [])
         with run_progress(str(run.experiment().until)) as watch, trackers:
-            outcome = execution.execute_run(run, watch, checkpoint_every, worker, memory)
-    except execution.Unfinished as error:
+            outcome = execute_run(run, watch, checkpoint_every, worker, memory)
+    except Unfinished as error:
         raise RunError(f"{error}. No data was lost. Once fixed, run: {resume}") from None
     except KeyboardInterrupt:  # before the first event, or a second Ctrl-C: the last checkpoint is valid
         say(f"stopped; continue with: {resume}", err=True)

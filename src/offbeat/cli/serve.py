@@ -15,13 +15,21 @@ from offbeat.cli import shared_options as options
 from offbeat.cli.status import print_status
 from offbeat.cli.terminal import print_json, say, stop_on_signals
 from offbeat.core.errors import ConfigError, OffbeatError, RunError, escape_unprintable
-from offbeat.deploy.federation_keys import ServerKeys, days_left
-from offbeat.deploy.live_status import AWAY, LIVE_FOLDER, AppOptions, RegisteredSites, overview
-from offbeat.deploy.preflight import is_loopback, join_address, require_flower
+from offbeat.deploy import (
+    AWAY,
+    LIVE_FOLDER,
+    AppOptions,
+    RegisteredSites,
+    ServerKeys,
+    days_left,
+    is_loopback,
+    join_address,
+    overview,
+    require_flower,
+)
 
 if TYPE_CHECKING:
-    from offbeat.deploy.live_status import AppStatus
-    from offbeat.deploy.server_processes import Endpoint, ServerProcesses
+    from offbeat.deploy import AppStatus, Endpoint, ServerProcesses
 
 DEFAULT_PORT = 8443
 RENEWAL_DAYS = 30  # a certificate that expires sooner causes a warning
@@ -73,8 +81,7 @@ def serve(
     Ctrl-C stops it with a checkpoint, and it may be killed at any moment: --resume continues, and the sites reconnect.
     All strategies of 'offbeat run' work; simulated delays, network and faults do not apply.
     """
-    from offbeat.deploy.compression import parse_compression
-    from offbeat.deploy.server_processes import ServerProcesses
+    from offbeat.deploy import ServerProcesses, parse_compression
 
     require_flower()
     options.use_data(data, resume)
@@ -111,8 +118,7 @@ def serve(
 
 
 def _choose_endpoint(host: str, port: int | None, folder: Path, insecure: bool, local: int | None) -> Endpoint:
-    from offbeat.deploy.child_processes import check_port_is_free, free_port
-    from offbeat.deploy.server_processes import Endpoint
+    from offbeat.deploy import Endpoint, check_port_is_free, free_port
 
     if (insecure or local) and not is_loopback(host):
         option = "--insecure" if insecure else "--local"
@@ -140,9 +146,9 @@ def _create_run(
     model: Path | None,
 ) -> Path:
     """Make a run folder; with --local, the data is divided among that number of clients."""
-    from offbeat.deploy.run_server import check_servable
-    from offbeat.experiment.run.run_folder import create_run
-    from offbeat.experiment.spec.config import strategy_name
+    from offbeat.deploy import check_servable
+    from offbeat.experiment.run import create_run
+    from offbeat.experiment.spec import strategy_name
 
     clients = [] if local is None else [f"clients={local}"]
     experiment = options.load(source, [*clients, *changes], until, scale).experiment
@@ -153,7 +159,7 @@ def _create_run(
 
 
 def _check_stopped(folder: Path) -> Path:
-    from offbeat.experiment.run.run_folder import Run
+    from offbeat.experiment.run import Run
 
     run = Run(folder)
     run.experiment()
@@ -269,7 +275,7 @@ def _progress_line() -> Iterator[Callable[[str], None]]:
 
 def _conclude(run: Path, app_status: AppStatus | None, as_json: bool) -> None:
     """Print the status of the run at its end, and how to resume it if it is not complete."""
-    from offbeat.experiment.run.run_folder import Run
+    from offbeat.experiment.run import Run
 
     resume = shlex.join(["offbeat", "serve", "--resume", str(run)])
     if app_status is not None and app_status.state == "failed":

@@ -137,9 +137,16 @@ def load(
     from dataclasses import replace
 
     from offbeat import presets
-    from offbeat.engine.until import parse_until
-    from offbeat.experiment.spec import experiment_files, experiment_paths, methods
-    from offbeat.experiment.spec.config import strategy_name
+    from offbeat.engine import parse_until
+    from offbeat.experiment.spec import (
+        paths_in,
+        read_experiment_with_methods,
+        resolve_paths,
+        split_change,
+        strategy_name,
+        with_all_owners,
+        with_changes,
+    )
 
     path, all_owners, changes = Path(source), False, changes or []
     if source in presets.names():
@@ -148,7 +155,7 @@ def load(
         if scale is not None:
             raise ConfigError(f"--scale {scale}: {source} is a file; only presets of papers have scales")
         file = path / "experiment.yaml" if path.is_dir() else path
-        read = methods.read_experiment_with_methods(file)
+        read = read_experiment_with_methods(file)
         if not several and read.needs_method_choice(changes):
             raise ConfigError(
                 f"{file} has several methods: {', '.join(read.methods)}; choose one with --set 'strategy="
@@ -160,13 +167,11 @@ def load(
         preset = presets.Preset(f"from {file}", experiment, {**default, **read.methods}, tuple(read.methods))
     else:
         raise unknown_name("preset or file", source, presets.names())
-    experiment = experiment_files.with_changes(preset.experiment, changes, preset.methods)
+    experiment = with_changes(preset.experiment, changes, preset.methods)
     # paths in changes are relative to the current folder
-    experiment = experiment_paths.resolve_paths(
-        experiment, Path.cwd(), but=experiment_paths.paths_in(preset.experiment)
-    )
-    if all_owners and not any(experiment_files.split_change(change)[0] == ["clients"] for change in changes):
-        experiment = experiment_paths.with_all_owners(experiment)
+    experiment = resolve_paths(experiment, Path.cwd(), but=paths_in(preset.experiment))
+    if all_owners and not any(split_change(change)[0] == ["clients"] for change in changes):
+        experiment = with_all_owners(experiment)
     if until is not None:
         check_until(until)
         experiment = replace(experiment, until=parse_until(until, experiment.until))
@@ -187,14 +192,14 @@ def warn(lines: Iterable[str]) -> None:
 
 def check_execution_options(worker: str | None, memory: str | None = None, track: list[str] | None = None) -> None:
     """Check --worker, --client-memory and --track before a folder is made."""
-    from offbeat.experiment.run import client_memory
+    from offbeat.experiment.run import parse_memory_limit
     from offbeat.results import tracking
-    from offbeat.workers import registry
+    from offbeat.workers import parse_worker
 
     if worker is not None:
-        registry.parse_worker(worker)
+        parse_worker(worker)
     if memory is not None:
-        client_memory.parse_memory_limit(memory)
+        parse_memory_limit(memory)
     tracking.parse_trackers(track or [])
 
 
@@ -207,7 +212,7 @@ def use_data(folder: Path | None, run: Path | None = None) -> None:
             raise ConfigError(f"--data {folder}: the folder does not exist")
         os.environ["OFFBEAT_DATA"] = str(folder.resolve())
     elif run is not None:
-        from offbeat.experiment.run.run_folder import Run
+        from offbeat.experiment.run import Run
 
         recorded = Run(run).data_root()
         if recorded is not None and recorded.is_dir():
@@ -216,8 +221,8 @@ def use_data(folder: Path | None, run: Path | None = None) -> None:
 
 def data_arguments(run: Path) -> list[str]:
     """Return the --data option that a resumed run needs, which is none unless the data has moved."""
-    from offbeat.experiment.run.run_folder import Run
-    from offbeat.scenario.data.data_files import named_root
+    from offbeat.experiment.run import Run
+    from offbeat.scenario.data import named_root
 
     root = named_root()
     return [] if root is None or root == Run(run).data_root() else ["--data", str(root)]

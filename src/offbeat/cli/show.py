@@ -15,12 +15,10 @@ from offbeat.cli.terminal import format_json, format_tables, print_json, print_t
 from offbeat.core.errors import ConfigError, DataError, OffbeatError, RunError, unknown_name
 
 if TYPE_CHECKING:
-    from offbeat.experiment.comparison import Comparison
-    from offbeat.experiment.parameter_sweep import Sweep
-    from offbeat.experiment.run.run_folder import Run
-    from offbeat.metrics.trace_summary import Summary
-    from offbeat.results.result_files import ComparisonResult
-    from offbeat.results.tables import ResultTable, SingleRun
+    from offbeat.experiment import Comparison, Sweep
+    from offbeat.experiment.run import Run
+    from offbeat.metrics import Summary
+    from offbeat.results import ComparisonResult, ResultTable, SingleRun
 
 
 def show(
@@ -51,7 +49,7 @@ def show(
     """Summarize runs and comparisons, finished or in progress: means, intervals, differences, ranks."""
     import sqlite3
 
-    from offbeat.results import result_files
+    from offbeat.results import ComparisonResult, open_result
 
     if figure is not None:
         if len(folders) != 1:
@@ -70,12 +68,12 @@ def show(
     errors: list[Exception] = []
     for folder in dict.fromkeys(folders):
         try:
-            items.append(result_files.open_result(folder, reference))
+            items.append(open_result(folder, reference))
         except (OffbeatError, OSError, sqlite3.Error) as error:
             if len(folders) == 1:
                 raise
             errors.append(error)
-    if items and reference is not None and not any(isinstance(item, result_files.ComparisonResult) for item in items):
+    if items and reference is not None and not any(isinstance(item, ComparisonResult) for item in items):
         raise ConfigError(f"--reference {reference}: {items[0].folder} is a single run without a comparison")
     if items:
         _print_warnings(items)
@@ -90,14 +88,13 @@ def show(
 
 def print_run(run: Run, as_json: bool) -> Summary:
     """Print the results of a run at its end."""
-    from offbeat.results import result_files
-    from offbeat.results.tables import SingleRun
+    from offbeat.results import SingleRun, open_result, result_json
 
-    item = result_files.open_result(run.folder)
+    item = open_result(run.folder)
     assert isinstance(item, SingleRun)
     _print_warnings([item])
     if as_json:
-        print_json(result_files.result_json(item))
+        print_json(result_json(item))
     else:
         print_tables([_run_table(item)])
     return item.summary
@@ -105,16 +102,16 @@ def print_run(run: Run, as_json: bool) -> Summary:
 
 def print_comparison(comparison: Comparison, as_json: bool, reference: str | None = None) -> None:
     """Write figure and page of a finished comparison, and print its table."""
-    from offbeat.experiment import parameter_sweep
-    from offbeat.results import report, result_files
+    from offbeat.experiment import read_sweep
+    from offbeat.results import ComparisonResult, report, result_json
 
-    if (sweep := parameter_sweep.read_sweep(comparison)) is not None:
+    if (sweep := read_sweep(comparison)) is not None:
         from offbeat.cli.sweep import print_sweep
 
         return print_sweep(sweep, as_json, write=True)
-    item = result_files.ComparisonResult(comparison, report.write_report(comparison, reference))
+    item = ComparisonResult(comparison, report.write_report(comparison, reference))
     if as_json:
-        print_json(result_files.result_json(item))
+        print_json(result_json(item))
         return
     _print_warnings([item])
     print_tables(_comparison_tables(item, arrows=False)[:1])
@@ -124,26 +121,25 @@ def print_comparison(comparison: Comparison, as_json: bool, reference: str | Non
 
 def result_tables(items: Sequence[ComparisonResult | SingleRun], arrows: bool = False) -> list[ResultTable]:
     """Return a list for a single run; else comparisons, then runs side by side, then ranks."""
-    from offbeat.results import result_files, tables
+    from offbeat.results import ComparisonResult, SingleRun, rank_results, rank_table, side_by_side_tables
 
-    runs = [item for item in items if isinstance(item, tables.SingleRun)]
+    runs = [item for item in items if isinstance(item, SingleRun)]
     if len(items) == len(runs) == 1:
         return [_run_table(runs[0])]
     shown: list[ResultTable] = []
     for item in items:
-        if isinstance(item, result_files.ComparisonResult):
+        if isinstance(item, ComparisonResult):
             first, *more = _comparison_tables(item, arrows)
             title = ": ".join(filter(None, [item.folder, first.title]))
             shown += [first if len(items) == 1 else replace(first, title=title), *more]
-    shown += tables.side_by_side_tables(runs, arrows) if runs else []
-    ranks = result_files.rank_results(items)
-    return shown + ([tables.rank_table(ranks)] if ranks else [])
+    shown += side_by_side_tables(runs, arrows) if runs else []
+    ranks = rank_results(items)
+    return shown + ([rank_table(ranks)] if ranks else [])
 
 
 def _read_sweep(folder: Path, reference: str | None) -> Sweep | None:
     """Read a sweep, which has its own table; in other formats it is a comparison of its combinations."""
-    from offbeat.experiment.comparison import MANIFEST, Comparison
-    from offbeat.experiment.parameter_sweep import read_sweep
+    from offbeat.experiment import MANIFEST, Comparison, read_sweep
 
     sweep = read_sweep(Comparison(folder)) if (folder / MANIFEST).is_file() else None
     if sweep is not None and reference is not None:
@@ -153,16 +149,15 @@ def _read_sweep(folder: Path, reference: str | None) -> Sweep | None:
 
 def _choose_format(text_format: str | None, out: Path | None, as_json: bool) -> str:
     """Return the format that is named, else that of the file's suffix."""
-    from offbeat.experiment.run import run_lock
-    from offbeat.results.result_files import RESULT_MARKERS
-    from offbeat.results.table_formats import FORMAT_OF_SUFFIX, FORMATS
+    from offbeat.experiment.run import RUN_ENTRIES
+    from offbeat.results import FORMAT_OF_SUFFIX, FORMATS, RESULT_MARKERS
 
     if text_format is not None and text_format not in FORMATS:
         raise unknown_name("format", text_format, FORMATS)
     if as_json and text_format not in (None, "json"):
         raise ConfigError(f"--json and --format {text_format}: choose one of them")
     is_result = out is not None and any((out.parent / marker).is_file() for marker in RESULT_MARKERS)
-    if out is not None and is_result and out.name in (*run_lock.RUN_ENTRIES, *RESULT_MARKERS):
+    if out is not None and is_result and out.name in (*RUN_ENTRIES, *RESULT_MARKERS):
         raise ConfigError(f"--out {out} is a file of a run or comparison: choose another name")
     if text_format is not None or as_json:
         return text_format or "json"
@@ -177,26 +172,36 @@ def _choose_format(text_format: str | None, out: Path | None, as_json: bool) -> 
 def _print_results(
     items: Sequence[ComparisonResult | SingleRun], text_format: str, out: Path | None, command: str
 ) -> None:
-    from offbeat.results import result_files, table_formats
+    from offbeat.results import (
+        ComparisonResult,
+        csv_records,
+        rank_results,
+        ranks_json,
+        result_digest,
+        result_json,
+        to_csv,
+        to_latex,
+        to_markdown,
+    )
 
     if text_format == "text" and out is None:
         print_tables(result_tables(items))
         for item in items:
-            if isinstance(item, result_files.ComparisonResult):
+            if isinstance(item, ComparisonResult):
                 _print_files(item)
         return
     if text_format == "json":
-        results = [result_files.result_json(item) for item in items]
-        ranks = result_files.rank_results(items)
-        several = {"folders": results, "ranks": ranks and result_files.ranks_json(ranks)}
+        results = [result_json(item) for item in items]
+        ranks = rank_results(items)
+        several = {"folders": results, "ranks": ranks and ranks_json(ranks)}
         text = format_json(results[0] if len(items) == 1 else several) + "\n"
     elif text_format == "csv":
-        text = table_formats.to_csv(record for item in items for record in result_files.csv_records(item))
+        text = to_csv(record for item in items for record in csv_records(item))
     elif text_format == "text":
         text = format_tables(result_tables(items))
     else:
-        about = [command, *(f"digest of {item.folder}: {result_files.result_digest(item)}" for item in items)]
-        convert = table_formats.to_latex if text_format == "latex" else table_formats.to_markdown
+        about = [command, *(f"digest of {item.folder}: {result_digest(item)}" for item in items)]
+        convert = to_latex if text_format == "latex" else to_markdown
         text = convert(result_tables(items, arrows=True), about)
     if out is None:
         typer.echo(text, nl=False)
@@ -205,7 +210,7 @@ def _print_results(
 
 
 def _write(text: str, out: Path) -> None:
-    from offbeat.engine.checkpoint import write_atomically
+    from offbeat.engine import write_atomically
 
     data = text.encode(errors="replace")
     write_atomically(out, data)
@@ -214,8 +219,8 @@ def _write(text: str, out: Path) -> None:
 
 def _draw(folder: Path, figure: Path, kind: str, reference: str | None) -> None:
     """Draw a figure or a page of a run or comparison, finished or not."""
-    from offbeat.experiment.comparison import MANIFEST, Comparison
-    from offbeat.experiment.run.run_folder import Run
+    from offbeat.experiment import MANIFEST, Comparison
+    from offbeat.experiment.run import Run
     from offbeat.results import report
 
     is_comparison = (folder / MANIFEST).is_file()
@@ -229,20 +234,20 @@ def _draw(folder: Path, figure: Path, kind: str, reference: str | None) -> None:
 
 
 def _comparison_tables(item: ComparisonResult, arrows: bool) -> list[ResultTable]:
-    from offbeat.results import tables
+    from offbeat.results import comparison_table, seed_tables, unfinished_table
 
     shown, report = [], item.report
     if report.rows:
-        shown.append(tables.comparison_table(report.rows, report.summaries, report.planned, report.target, arrows))
-        shown += tables.seed_tables(report.rows, report.summaries, report.planned, report.reference, report.target)
+        shown.append(comparison_table(report.rows, report.summaries, report.planned, report.target, arrows))
+        shown += seed_tables(report.rows, report.summaries, report.planned, report.reference, report.target)
     if report.unfinished:
         resume = shlex.join(["offbeat", item.comparison.verb, "--resume", item.folder])
-        shown.append(tables.unfinished_table(report.unfinished, resume))
+        shown.append(unfinished_table(report.unfinished, resume))
     return shown
 
 
 def _print_warnings(items: Sequence[ComparisonResult | SingleRun]) -> None:
-    from offbeat.results.tables import SingleRun
+    from offbeat.results import SingleRun
 
     for item in items:
         if isinstance(item, SingleRun):
@@ -264,14 +269,14 @@ def _print_files(item: ComparisonResult) -> None:
 
 def _run_table(run: SingleRun) -> ResultTable:
     """Return a table with one name and value per line."""
-    from offbeat.experiment.run.run_folder import Run
-    from offbeat.metrics import curves
-    from offbeat.results.tables import ResultTable
+    from offbeat.experiment.run import Run
+    from offbeat.metrics import best_value
+    from offbeat.results import ResultTable
 
     rows, summary = [["strategy", run.strategy]], run.summary
     if run.target is not None:
         curve = Run(Path(run.folder)).curve(run.target.metric)
-        best = curves.best_value(curve, summary.higher(run.target.metric))
+        best = best_value(curve, summary.higher(run.target.metric))
         missed = f"not reached by {summary.seconds:.0f} s (best {best:.4f})"
         time = summary.time_to_target
         rows.append([f"time to {run.target}", missed if time is None else f"{time:.0f} s"])
@@ -280,8 +285,7 @@ def _run_table(run: SingleRun) -> ResultTable:
 
 
 def _summary_rows(summary: Summary) -> list[list[str]]:
-    from offbeat.metrics import measures
-    from offbeat.metrics.client_names import client_label, values_by_name
+    from offbeat.metrics import client_label, summary_lines, values_by_name
 
     rows = [["ended", summary.ended]]
     rows += [[name, f"{value:.4f}"] for name, value in summary.metrics.items()]
@@ -296,7 +300,7 @@ def _summary_rows(summary: Summary) -> list[list[str]]:
         rows.append(["clients evaluated on", f"their {summary.surveyed}"])
         for client, value in values_by_name(summary.by_client, summary.names):
             rows.append([f"{summary.headline} of {client_label(client, summary.names)}", f"{value:.4f}"])
-    rows += measures.summary_lines(summary)
+    rows += summary_lines(summary)
     rows += [[f"{key}, mean of notes", f"{value:.4g}"] for key, value in summary.notes.items()]
     if summary.worker is not None:
         rows.append(["worker", summary.worker])

@@ -10,9 +10,7 @@ import typer
 from offbeat.cli import shared_options as options
 from offbeat.cli.terminal import print_json, print_table, say
 from offbeat.core.errors import ConfigError
-from offbeat.deploy.federation_keys import SiteKeys
-from offbeat.deploy.live_status import overview, site_table
-from offbeat.deploy.preflight import query_server, require_flower
+from offbeat.deploy import SiteKeys, overview, query_server, require_flower, site_table
 
 
 def status(

@@ -14,7 +14,7 @@ from offbeat.cli.terminal import format_json, format_tables, print_json, print_t
 from offbeat.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from offbeat.experiment.parameter_sweep import Sweep
+    from offbeat.experiment import Sweep
 
 
 def sweep(
@@ -46,9 +46,8 @@ def sweep(
     By default, run the strategies of the preset or file that have a varied setting. Also draw into the folder how much
     each setting matters (sensitivity.png).
     """
-    from offbeat.experiment import parameter_sweep
-    from offbeat.experiment.comparison import Comparison
-    from offbeat.experiment.spec.config import setting_warnings
+    from offbeat.experiment import Comparison, parameter_sweep
+    from offbeat.experiment.spec import setting_warnings
 
     options.use_data(data)
     options.check_execution_options(worker, memory, track)
@@ -89,18 +88,18 @@ def sweep(
 
 def print_sweep(sweep: Sweep, as_json: bool, write: bool = False) -> None:
     """Print the table of a sweep, finished or not; `write` also draws the figure."""
-    from offbeat.results import sweep_figure
+    from offbeat.results import save_sweep_figure, sweep_json, sweep_table
 
     results, folder = sweep.results(), sweep.comparison.folder
     if write:
-        sweep_figure.save_sweep_figure(sweep, results, sweep.figure)
+        save_sweep_figure(sweep, results, sweep.figure)
     if as_json:
-        print_json(sweep_figure.sweep_json(sweep, results))
+        print_json(sweep_json(sweep, results))
         return
     for result in results:
         for line in () if result.row is None else result.row.warnings:
             say(f"warning: {result.point.label}, {line}", err=True)
-    print_tables([sweep_figure.sweep_table(sweep, results)])
+    print_tables([sweep_table(sweep, results)])
     if sweep.figure.is_file():
         say(f"figure: {sweep.figure}")
     unfinished = sum(result.seeds - result.finished for result in results)
@@ -112,9 +111,9 @@ def print_sweep(sweep: Sweep, as_json: bool, write: bool = False) -> None:
 
 def format_sweep(sweep: Sweep, as_json: bool) -> str:
     """Return the table of a sweep as text or JSON for a file."""
-    from offbeat.results import sweep_figure
+    from offbeat.results import sweep_json, sweep_table
 
     results = sweep.results()
     if as_json:
-        return format_json(sweep_figure.sweep_json(sweep, results)) + "\n"
-    return format_tables([sweep_figure.sweep_table(sweep, results)])
+        return format_json(sweep_json(sweep, results)) + "\n"
+    return format_tables([sweep_table(sweep, results)])

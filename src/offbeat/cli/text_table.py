@@ -57,14 +57,14 @@ def format_prose(rows: Rows, width: int, rule: bool = False) -> list[str]:
     last_width = width - sum(widths[:-1]) - GAP * (len(widths) - 1)
     lines = []
     if last_width < min(MIN_PROSE_WIDTH, widths[-1]):  # one list per row
-        for name, *row in rows[1:]:
-            cells = [(heading, cell) for heading, cell in zip(rows[0][1:], row, strict=True) if cell]
+        for name, *values in rows[1:]:
+            cells = [(heading, cell) for heading, cell in zip(rows[0][1:], values, strict=True) if cell]
             lines += [name, *(_indent(format_pairs(cells, width - GAP)) if cells else [])]
         return lines
     for number, row in enumerate(rows):
-        cells = "".join(set_cell_size(cell, wide + GAP) for cell, wide in zip(row[:-1], widths[:-1], strict=True))
+        start = "".join(set_cell_size(cell, wide + GAP) for cell, wide in zip(row[:-1], widths[:-1], strict=True))
         first, *more = fold(row[-1], last_width)
-        lines += [f"{cells}{first}".rstrip(), *(" " * (width - last_width) + line for line in more)]
+        lines += [f"{start}{first}".rstrip(), *(" " * (width - last_width) + line for line in more)]
         if rule and number == 0:
             lines.append("─" * min(width, width - last_width + widths[-1]))
     return lines

@@ -13,7 +13,7 @@ from offbeat.cli.progress_bar import Pace, metric_parts, show_progress
 from offbeat.core.errors import RunError, escape_unprintable
 
 if TYPE_CHECKING:
-    from offbeat.results.run_follower import RunFollower, RunProgress
+    from offbeat.results import RunFollower, RunProgress
 
 IDLE_SECONDS = 10.0  # without a computing process until the command gives up; processes take a while to start
 SCREEN_SECONDS, LOG_SECONDS = 1.0, 10.0  # between two reads
@@ -35,11 +35,9 @@ def watch(
     import sys
     import time
 
-    from offbeat.results import run_follower
+    from offbeat.results import RunFollower, open_runs
 
-    monitor = Monitor(
-        folder, {name: run_follower.RunFollower(run) for name, run in run_follower.open_runs(folder).items()}
-    )
+    monitor = Monitor(folder, {name: RunFollower(run) for name, run in open_runs(folder).items()})
     on_screen = sys.stderr.isatty() and not as_json and not once
     every = every or (SCREEN_SECONDS if on_screen else LOG_SECONDS)
     idle_since: float | None = None
@@ -66,7 +64,7 @@ class Monitor:
     """Read the progress of one or several runs and describe it."""
 
     def __init__(self, folder: Path, followers: dict[str, RunFollower]) -> None:
-        from offbeat.experiment.run.run_lock import COMPARISON
+        from offbeat.experiment.run import COMPARISON
 
         self.folder, self.followers = folder, followers
         self.several = (folder / COMPARISON).is_file()
@@ -118,7 +116,7 @@ class Monitor:
         return escape_unprintable(f"{self.folder} finished ({run.reason}): {', '.join(parts)}")
 
     def format_json(self) -> str:
-        from offbeat.metrics.trace_summary import without_nan
+        from offbeat.metrics import without_nan
 
         pace = {"folder": str(self.folder), "share": self.share, "left": self.left, "rate": self.rate}
         runs = [each.as_json() for each in self.progress]
@@ -126,8 +124,8 @@ class Monitor:
         return json.dumps(without_nan({**values, **pace}), allow_nan=False)
 
     def resume_command(self) -> str:
-        from offbeat.experiment.comparison import Comparison
-        from offbeat.experiment.run.run_folder import Run
+        from offbeat.experiment import Comparison
+        from offbeat.experiment.run import Run
 
         if not self.several and (self.folder / "sites.json").is_file():
             command = "serve"

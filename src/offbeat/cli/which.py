@@ -18,8 +18,8 @@ from offbeat.cli.terminal import print_json, print_table, say
 from offbeat.core.errors import ConfigError, format_count
 
 if TYPE_CHECKING:
-    from offbeat.experiment.comparison import Comparison
-    from offbeat.experiment.spec.config import Experiment
+    from offbeat.experiment import Comparison
+    from offbeat.experiment.spec import Experiment
     from offbeat.presets import Preset
 
 
@@ -74,8 +74,8 @@ def which(
     The best mean at the end wins. Methods that cannot be distinguished from it tie with it, and the cheapest of these
     is recommended.
     """
-    from offbeat.experiment.comparison import MANIFEST, Comparison
-    from offbeat.results.method_choice import has_unfinished_runs
+    from offbeat.experiment import MANIFEST, Comparison
+    from offbeat.results import has_unfinished_runs
 
     options.use_data(data)
     answers = {"sites": sites, "sizes": sizes, "speeds": speeds, "away": away}
@@ -122,12 +122,11 @@ def _create_tournament(
     stand_in: str | None,
     out: Path | None,
 ) -> Comparison:
-    from offbeat.experiment import build
-    from offbeat.experiment.comparison import create_comparison
-    from offbeat.experiment.spec.config import setting_warnings
-    from offbeat.results import method_choice
+    from offbeat.experiment import create_comparison, setup
+    from offbeat.experiment.spec import setting_warnings
+    from offbeat.results import STAND_IN_KEY, estimate_run_seconds, plan_tournament, with_end, without_target
 
-    preset = replace(preset, experiment=method_choice.without_target(preset.experiment))
+    preset = replace(preset, experiment=without_target(preset.experiment))
     experiments, folder = _select_methods(preset, methods, named), None
     if like is not None:
         folder = options.new_folder(f"which-{name}", out)
@@ -139,30 +138,30 @@ def _create_tournament(
         modes = {label: getattr(each.strategy, "about", None) for label, each in experiments.items()}
         asynchronous = [label for label, about in modes.items() if about and about.mode != "synchronous"]
         slowest = experiments[next(iter([*asynchronous, *experiments]))]
-        build.setup(slowest)  # reject an invalid experiment before anything is written
-        seconds = method_choice.estimate_run_seconds(slowest)
-    plan = method_choice.plan_tournament(experiments, budget, seeds, until is not None, seconds)
+        setup(slowest)  # reject an invalid experiment before anything is written
+        seconds = estimate_run_seconds(slowest)
+    plan = plan_tournament(experiments, budget, seeds, until is not None, seconds)
     if plan.shortened < 1:
         say(
             f"the runs end at {plan.until} instead of {preset.experiment.until} to fit into {budget:.0f} s; the best "
             "method early is not always the best later (use --budget for more time)",
             err=True,
         )
-    experiments = {label: method_choice.with_end(each, plan.until) for label, each in experiments.items()}
+    experiments = {label: with_end(each, plan.until) for label, each in experiments.items()}
     for seed in range(plan.seeds):
-        build.setup(replace(next(iter(experiments.values())), seed=seed))
+        setup(replace(next(iter(experiments.values())), seed=seed))
     options.warn(f"{label}: {line}" for label, each in experiments.items() for line in setting_warnings(each))
     duration = "" if plan.expected is None else f", about {plan.expected:.0f} s"
     runs = f"{format_count(len(experiments), 'method')} × {format_count(plan.seeds, 'seed')}"
     say(f"{runs} until {plan.until}{duration}", err=True)
-    more = {method_choice.STAND_IN_KEY: stand_in} if stand_in else {}
+    more = {STAND_IN_KEY: stand_in} if stand_in else {}
     folder = folder or options.new_folder(f"which-{name}", out)
     return create_comparison(folder, experiments, list(range(plan.seeds)), preset.reference, more=more)
 
 
 def _select_methods(preset: Preset, methods: str | None, named: bool) -> dict[str, Experiment]:
     """Return the named methods; else those that the preset or file compares; else one of each type."""
-    from offbeat.results.method_choice import default_methods
+    from offbeat.results import default_methods
 
     if methods is not None or (named and (preset.compared or len(preset.methods) > 1)):
         return select_methods(preset, methods, "--methods")
@@ -173,38 +172,38 @@ def _select_methods(preset: Preset, methods: str | None, named: bool) -> dict[st
 
 def _preset_like_run(like: Path, changes: list[str] | None, until: str | None) -> tuple[Preset, str | None]:
     """Return the experiment of a run with sites as slow as its own, and a description of data that replaces theirs."""
-    from offbeat.deploy import replay_scenario
-    from offbeat.experiment.run.run_folder import Run
-    from offbeat.experiment.spec import experiment_files
-    from offbeat.presets import Preset, made_up_sites
+    from offbeat.deploy import SITE_FILE_MODEL, recorded_sites, served_model, simulated_experiment
+    from offbeat.experiment.run import Run
+    from offbeat.experiment.spec import with_changes
+    from offbeat.presets import DATA_NOTE, Preset, replace_data
 
     run = Run(like)
     if not like.is_dir():
         raise ConfigError(f"--from {like}: the folder does not exist")
-    if (model := replay_scenario.served_model(run)) is None:
+    if (model := served_model(run)) is None:
         run.experiment()  # rejects a folder that is not a run
         return options.load(str(like), changes, until), None
     names_data = any(change.split("=", 1)[0].split(".")[0] == "data" for change in changes or [])
     stand_in = None
-    experiment = replay_scenario.simulated_experiment(run, data_named=True)
-    if model == replay_scenario.SITE_FILE_MODEL and not names_data:
-        recorded, _ = replay_scenario.recorded_sites(run)
-        experiment = made_up_sites.in_place(experiment, [site.examples for site in recorded])
-        stand_in = made_up_sites.WORDS
-    experiment = experiment_files.with_changes(experiment, changes or [], {})
+    experiment = simulated_experiment(run, data_named=True)
+    if model == SITE_FILE_MODEL and not names_data:
+        recorded, _ = recorded_sites(run)
+        experiment = replace_data(experiment, [site.examples for site in recorded])
+        stand_in = DATA_NOTE
+    experiment = with_changes(experiment, changes or [], {})
     return Preset(f"sites like those of {like}", _with_until(experiment, until)), stand_in
 
 
 def _with_recorded_availability(experiment: Experiment, like: Path, folder: Path) -> Experiment:
     """Let sites come and go as in a live run, for as long as that was recorded."""
-    from offbeat.deploy import replay_scenario
-    from offbeat.engine.checkpoint import write_atomically
-    from offbeat.experiment.run.run_folder import Run
-    from offbeat.scenario.availability import RecordedAvailability
+    from offbeat.deploy import recorded_sites, served_model
+    from offbeat.engine import write_atomically
+    from offbeat.experiment.run import Run
+    from offbeat.scenario import RecordedAvailability
 
-    if replay_scenario.served_model(Run(like)) is None:
+    if served_model(Run(like)) is None:
         return experiment
-    sites, end = replay_scenario.recorded_sites(Run(like))
+    sites, end = recorded_sites(Run(like))
     if experiment.until.seconds is not None and end > 0:
         seconds = min(experiment.until.seconds, end)
         experiment = replace(experiment, until=replace(experiment.until, seconds=seconds))
@@ -221,24 +220,24 @@ def _preset_from_answers(
     answers: dict[str, float], changes: list[str] | None, until: str | None
 ) -> tuple[Preset, str | None]:
     """Return an experiment with sites as described, and a description of its synthetic data."""
-    from offbeat.experiment.spec import experiment_files
-    from offbeat.presets import Preset, made_up_sites
+    from offbeat.experiment.spec import with_changes
+    from offbeat.presets import DATA_NOTE, Preset, SiteDescription, make_experiment
 
-    sites = replace(made_up_sites.Sites(), **answers)  # type: ignore[arg-type]
-    experiment = experiment_files.with_changes(made_up_sites.experiment(sites), changes or [], {})
-    stand_in = made_up_sites.WORDS if "digits" in str(experiment.data).lower() else None
+    sites = replace(SiteDescription(), **answers)  # type: ignore[arg-type]
+    experiment = with_changes(make_experiment(sites), changes or [], {})
+    stand_in = DATA_NOTE if "digits" in str(experiment.data).lower() else None
     return Preset("sites as described", _with_until(experiment, until)), stand_in
 
 
 def _ask() -> dict[str, float]:
     """Ask four questions on the terminal."""
-    from offbeat.presets.made_up_sites import Sites
+    from offbeat.presets import SiteDescription
 
     if not sys.stdin.isatty():
         raise ConfigError(
             "give a preset or an experiment file, --from RUN, or --sites 8 --speeds 10; only a terminal asks for them"
         )
-    default = Sites()
+    default = SiteDescription()
     answers: dict[str, float] = {
         "sites": typer.prompt("Number of sites", default=default.sites, type=int, err=True),
         "sizes": typer.prompt("Ratio of the largest site's data to the smallest one's", default.sizes, err=True),
@@ -253,26 +252,26 @@ def _ask() -> dict[str, float]:
 
 
 def _with_until(experiment: Experiment, until: str | None) -> Experiment:
-    from offbeat.engine.until import parse_until
+    from offbeat.engine import parse_until
 
     return experiment if until is None else replace(experiment, until=parse_until(until, experiment.until))
 
 
 def _print_recommendation(comparison: Comparison, as_json: bool) -> None:
-    from offbeat.results import method_choice, report
+    from offbeat.results import STAND_IN_KEY, judge_comparison, recommendation_json, recommendation_table, write_report
 
-    recommendation = method_choice.judge_comparison(comparison)
-    written = report.write_report(comparison)
-    stand_in = comparison.stored().get(method_choice.STAND_IN_KEY)
+    recommendation = judge_comparison(comparison)
+    written = write_report(comparison)
+    stand_in = comparison.stored().get(STAND_IN_KEY)
     until = comparison.run(comparison.layout()[0]).experiment().until
     if as_json:
         head = {"folder": str(comparison.folder), "until": str(until), "stand_in": stand_in}
-        print_json({**head, **method_choice.recommendation_json(recommendation)})
+        print_json({**head, **recommendation_json(recommendation)})
         return
     if stand_in:
-        say(f"data: {stand_in}; this shows how methods handle such sites, not how good a model will be")
+        say(f"{stand_in}: this shows how methods handle such sites, not how good a model will be")
     if recommendation.seeds:
-        print_table(method_choice.recommendation_table(recommendation))
+        print_table(recommendation_table(recommendation))
     for label, reason in recommendation.excluded.items():
         say(f"{label} is excluded: {reason}")
     say(recommendation.why)

@@ -16,8 +16,8 @@ from flwr.serverapp import Grid, ServerApp
 from offbeat.deploy.live_status import AppOptions, AppStatus, RegisteredSites, live_folder
 
 if TYPE_CHECKING:
-    from offbeat.engine.progress import Status
-    from offbeat.engine.virtual.virtual_engine import Watch
+    from offbeat.engine import Status
+    from offbeat.engine.virtual import Watch
 
 app = ServerApp()
 
@@ -42,7 +42,7 @@ def main(grid: Grid, context: Context) -> None:
 def _serve(grid: Grid, live: Path, orders: AppOptions) -> str:
     from offbeat.deploy.grid_transport import Decode, Encode, GridTransport, NodeIdentity
     from offbeat.deploy.run_server import ServeOptions, serve_run
-    from offbeat.experiment.run.run_folder import Run
+    from offbeat.experiment.run import Run
 
     def identities() -> dict[int, NodeIdentity]:
         registered = RegisteredSites.read(live)

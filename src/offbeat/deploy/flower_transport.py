@@ -22,16 +22,7 @@ from offbeat.core.errors import ConfigError, OffbeatError, describe_error, to_si
 from offbeat.core.jobs import Failure, Result
 from offbeat.core.vector import Binding, flatten
 from offbeat.deploy import rule_codec
-from offbeat.engine.live.transport import (
-    Disconnected,
-    Hello,
-    JobAnswer,
-    JobMessage,
-    Question,
-    Scores,
-    ServerMessage,
-    SiteMessage,
-)
+from offbeat.engine.live import Disconnected, Hello, JobAnswer, JobMessage, Question, Scores, ServerMessage, SiteMessage
 
 TICKET, JOB = "offbeat-ticket", "offbeat-job"
 UNKNOWN_EXAMPLES = 1 << 30  # of a node that has not reported a number yet

@@ -19,7 +19,7 @@ from flwr.app import Message, MessageType
 
 from offbeat.core.errors import OffbeatError, RunError, describe_error, to_single_line
 from offbeat.deploy.flower_payload import unwrap, wrap
-from offbeat.engine.live.transport import Disconnected, Farewell, Hello, InvalidMessage, ServerMessage, SiteMessage
+from offbeat.engine.live import Disconnected, Farewell, Hello, InvalidMessage, ServerMessage, SiteMessage
 
 log = logging.getLogger("offbeat")
 

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 from offbeat.core.errors import RunError
-from offbeat.engine.trace_file import open_read_only
-from offbeat.metrics.client_names import read_site_names
+from offbeat.engine import open_read_only
+from offbeat.metrics import read_site_names
 
 LIVE_FOLDER = "live"  # subfolder of a run for the files of its processes
 # as in `experiment.run.run_folder`, which is not imported: the gateway answers without torch

@@ -20,7 +20,7 @@ from offbeat.core.jobs import Failure, Result
 from offbeat.core.protocol import LocalWork
 from offbeat.deploy import compression, rule_codec
 from offbeat.deploy.tensor_codec import Fields, WireError, pack_tensors, unpack_tensors
-from offbeat.engine.live.transport import Farewell, Hello, JobAnswer, JobMessage, Question, Scores
+from offbeat.engine.live import Farewell, Hello, JobAnswer, JobMessage, Question, Scores
 
 __all__ = [
     "MAX_MESSAGE_BYTES",

@@ -6,14 +6,12 @@ import sqlite3
 from dataclasses import dataclass, replace
 
 from offbeat.core.errors import ConfigError
-from offbeat.experiment.run.run_folder import Run
-from offbeat.experiment.spec.config import Experiment
-from offbeat.metrics import trace_summary
-from offbeat.metrics.trace_summary import SERVED
-from offbeat.results.client_timeline import DEPARTURE_REASONS
-from offbeat.scenario.availability import Always
-from offbeat.scenario.delays.changing_speeds import Replayed
-from offbeat.scenario.network import Instant
+from offbeat.experiment.run import Run
+from offbeat.experiment.spec import Experiment
+from offbeat.metrics import SERVED, open_trace
+from offbeat.results import DEPARTURE_REASONS
+from offbeat.scenario import Always, Instant
+from offbeat.scenario.delays import Replayed
 
 SITE_FILE_MODEL = "live, the model of a site's file"  # the value of the fact SERVED for a model from a site's file
 MAX_JOBS_PER_CLIENT = 2000  # recorded times that are used
@@ -33,7 +31,7 @@ def simulated_experiment(run: Run, data_named: bool) -> Experiment:
     experiment = run.runnable_experiment()
     if not run.trace_file.is_file():
         raise ConfigError(f"{run.folder} has not started: there is nothing to replay")
-    with trace_summary.open_trace(run.trace_file) as db:
+    with open_trace(run.trace_file) as db:
         times = _seconds_per_step(db)
     model = served_model(run)
     if model is None:
@@ -56,7 +54,7 @@ def served_model(run: Run) -> str | None:
     """Return which model a live run served, or None for a simulation."""
     if not run.trace_file.is_file():
         return None
-    with trace_summary.open_trace(run.trace_file) as db:
+    with open_trace(run.trace_file) as db:
         stored = db.execute("SELECT value FROM facts WHERE key = ?", (SERVED,)).fetchone()
     return None if stored is None else str(stored[0])
 
@@ -71,7 +69,7 @@ class RecordedSite:
 
 def recorded_sites(run: Run) -> tuple[list[RecordedSite], float]:
     """Return every site that answered, in client order, and the time of the last event."""
-    with trace_summary.open_trace(run.trace_file) as db:
+    with open_trace(run.trace_file) as db:
         answered = sorted(c for (c,) in db.execute("SELECT DISTINCT client FROM trace WHERE kind = 'arrive'"))
         end = db.execute("SELECT MAX(now) FROM trace").fetchone()[0] or 0.0
         return [_recorded_site(db, client) for client in answered], float(end)

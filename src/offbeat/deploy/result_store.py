@@ -24,7 +24,7 @@ from torch import Tensor
 
 from offbeat.core.errors import OffbeatError
 from offbeat.deploy.tensor_codec import WireError, pack_tensors, unpack_tensors
-from offbeat.engine.checkpoint import write_atomically
+from offbeat.engine import write_atomically
 
 log = logging.getLogger("offbeat")
 NO_LIMIT = 1 << 62  # bytes: these files were written by this site

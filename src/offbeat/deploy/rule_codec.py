@@ -25,7 +25,7 @@ from offbeat.core.errors import to_single_line, unknown_name
 from offbeat.core.protocol import LocalRule
 from offbeat.core.vector import Layout
 from offbeat.deploy.tensor_codec import WireError
-from offbeat.experiment.spec.choices import is_user_code
+from offbeat.experiment.spec import is_user_code
 
 
 def known_rules() -> dict[str, type]:

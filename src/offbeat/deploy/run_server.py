@@ -25,30 +25,33 @@ from offbeat.core.vector import Binding, Layout, flatten
 from offbeat.deploy import message_codec, rule_codec
 from offbeat.deploy.replay_scenario import SITE_FILE_MODEL
 from offbeat.deploy.site_data import LoadedSiteFile, SiteFileTraining
-from offbeat.engine.checkpoint import Checkpoints, write_atomically
-from offbeat.engine.coordinator import Coordinator
-from offbeat.engine.gate import Gate
-from offbeat.engine.live.journal import Journal
-from offbeat.engine.live.live_engine import LiveEngine
-from offbeat.engine.live.sites import SiteIds, Timeouts
-from offbeat.engine.live.transport import JobMessage, ServerMessage, SiteMessage, Transport
-from offbeat.engine.progress import Outcome
-from offbeat.engine.trace import Trace
-from offbeat.engine.virtual.virtual_engine import Watch
-from offbeat.experiment import build, model_card
-from offbeat.experiment.run import identity, run_lock
-from offbeat.experiment.run.execution import (
+from offbeat.engine import Checkpoints, Coordinator, Gate, Outcome, Trace, write_atomically
+from offbeat.engine.live import (
+    JobMessage,
+    Journal,
+    LiveEngine,
+    ServerMessage,
+    SiteIds,
+    SiteMessage,
+    Timeouts,
+    Transport,
+)
+from offbeat.engine.virtual import Watch
+from offbeat.experiment import FACT, ON_TEST, build
+from offbeat.experiment.run import (
     Run,
+    check_identity,
     earlier_wall_seconds,
     errors_as_unfinished,
+    exclusive_lock,
     interrupt_on_signals,
+    read_identity,
+    remove_temporary_files,
     store_results,
 )
-from offbeat.experiment.spec import experiment_files
-from offbeat.experiment.spec.config import Experiment, is_pooled
-from offbeat.experiment.speed_groups import ON_TEST
-from offbeat.metrics.trace_summary import SERVED
-from offbeat.training.evaluation import Evaluator
+from offbeat.experiment.spec import Experiment, is_pooled, to_yaml
+from offbeat.metrics import SERVED
+from offbeat.training import Evaluator
 
 SITES_FILE, RECORD_FOLDER, RUN_ID_FILE = "sites.json", "record", "run-id"
 TRIAL_SITES = 4  # a strategy is tried with this number of sites
@@ -95,12 +98,12 @@ def serve_run(
 ) -> Outcome | None:
     """Serve to the end, from the newest checkpoint and record if they exist; return None if the run is complete."""
     run.experiment()
-    with run_lock.exclusive_lock(run.folder):
+    with exclusive_lock(run.folder):
         if run.complete:
             return None
-        run_lock.remove_temporary_files(run.folder)
+        remove_temporary_files(run.folder)
         experiment = run.runnable_experiment()
-        identity.check_identity(run.folder, identity.read_identity(run.world_file), run.current_identity(experiment))
+        check_identity(run.folder, read_identity(run.world_file), run.current_identity(experiment))
         model = load_model(experiment, options.model)
         trace, began = Trace(run.trace_file), time.monotonic()
         record = Journal(run.folder / RECORD_FOLDER, full=options.full_record)
@@ -168,7 +171,7 @@ def create_engine(
         rule_codec.layout_digest(world.layout, world.model.dtype),
         rule_codec.code_digest(experiment.strategy),
     )
-    greeting = message_codec.Greeting(number, experiment_files.to_yaml(experiment), layout, options.compression)
+    greeting = message_codec.Greeting(number, to_yaml(experiment), layout, options.compression)
     limit = message_codec.answer_limit(world.model)
     engines: list[LiveEngine] = []
 
@@ -221,12 +224,7 @@ def load_model(experiment: Experiment, file: Path | None) -> ServerModel:
         raise ConfigError("this strategy trains on pooled data and cannot be served to sites")
     if file is None:
         setup = build.setup(experiment)
-        return ServerModel(
-            setup.module,
-            replace(setup.world, clients={}),
-            setup.evaluator,
-            {model_card.FACT: setup.facts[model_card.FACT]},
-        )
+        return ServerModel(setup.module, replace(setup.world, clients={}), setup.evaluator, {FACT: setup.facts[FACT]})
     site_file = LoadedSiteFile(file)
     try:
         training = SiteFileTraining(site_file, experiment)

@@ -18,7 +18,7 @@ from offbeat.core.threads import one_thread
 from offbeat.core.vector import flatten
 from offbeat.deploy import rule_codec
 from offbeat.deploy.site_data import SiteSource
-from offbeat.experiment.spec.config import Experiment
+from offbeat.experiment.spec import Experiment
 
 RENEWAL_DAYS = 30  # a certificate that expires sooner causes a warning
 CLIENT = 0

@@ -28,11 +28,9 @@ from offbeat.core.threads import one_thread
 from offbeat.deploy import compression, message_codec, rule_codec
 from offbeat.deploy.result_store import ResultStore, ResultStoreError, StoredResult
 from offbeat.deploy.site_data import LocalTraining, SiteSource
-from offbeat.engine.checkpoint import write_atomically
-from offbeat.engine.live.transport import Farewell, Hello, JobAnswer, JobMessage, Question, Scores
-from offbeat.experiment.spec import experiment_files
-from offbeat.experiment.spec.config import Experiment
-from offbeat.experiment.spec.serialization import FileContext
+from offbeat.engine import write_atomically
+from offbeat.engine.live import Farewell, Hello, JobAnswer, JobMessage, Question, Scores
+from offbeat.experiment.spec import Experiment, FileContext, parse_experiment
 
 log = logging.getLogger("offbeat")
 UNKNOWN_ADDRESS = 0  # a site does not know its own address
@@ -122,9 +120,7 @@ class Site:
     def _join(self, greeting: message_codec.Greeting, data: bytes) -> Participation:
         results = ResultStore(self.home, greeting.run)
         # the server may name code files, which a site does not run
-        experiment = experiment_files.parse_experiment(
-            greeting.experiment, "the server's experiment", FileContext(runs_code=False)
-        )
+        experiment = parse_experiment(greeting.experiment, "the server's experiment", FileContext(runs_code=False))
         how = compression.parse_compression(greeting.compression)
         training = self._source.load(experiment)
         stored = results.greeting()

@@ -28,14 +28,23 @@ from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.strategy_contract import contract_of
 from offbeat.core.threads import one_thread
 from offbeat.core.vector import Layout, flatten
-from offbeat.experiment import build
-from offbeat.experiment.spec.config import Experiment, is_pooled
-from offbeat.experiment.speed_groups import ON_TEST
-from offbeat.training.client_data import ClientData, Pair, validate_examples
-from offbeat.training.evaluation import Evaluator, Survey, check_model
-from offbeat.training.sensitivity import Probe, make_probe
-from offbeat.training.tasks import Classification, Loss, Task, as_task
-from offbeat.training.trainer import Trainer
+from offbeat.experiment import ON_TEST, setup
+from offbeat.experiment.spec import Experiment, is_pooled
+from offbeat.training import (
+    Classification,
+    ClientData,
+    Evaluator,
+    Loss,
+    Pair,
+    Probe,
+    Survey,
+    Task,
+    Trainer,
+    as_task,
+    check_model,
+    make_probe,
+    validate_examples,
+)
 
 
 class LocalTraining(Protocol):
@@ -90,7 +99,7 @@ class PartitionTraining:
 
     def __init__(self, number: int, experiment: Experiment) -> None:
         # a survey finds the test examples of each client
-        self._setup = build.setup(replace(experiment, survey=Survey(clients=1, examples=1)))
+        self._setup = setup(replace(experiment, survey=Survey(clients=1, examples=1)))
         self._number, self._experiment = number, experiment
         data = self._setup.trainer.data.as_index()
         (self._x, self._y), self._rows = data.pair, data.rows_of(number)
