@@ -83,6 +83,7 @@ def test_arrows_and_json_give_the_direction_of_each_measure(summary):
     better = measures.better_by_key(less)
     assert (better["final"], better["best"], better["speedup"], better["updates"]) == ("less", "less", "more", None)
     assert measures.better_by_key(more)["best"] == "more"
+    assert [better[key] for key in ("rejected", "lost", "late", "duplicates")] == [None] * 4
 
 
 def test_the_table_of_the_readme(summary):

@@ -1,1 +1,5 @@
 """Summaries of traces: metrics, measures and statistics over seeds."""
+
+from offbeat._lazy import lazy_exports
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

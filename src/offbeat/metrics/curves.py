@@ -12,7 +12,7 @@ from math import isfinite, nan
 from statistics import fmean
 
 from offbeat.core.errors import require, unknown_name
-from offbeat.engine.until import Target
+from offbeat.engine import Target
 
 DAY = 86_400.0
 

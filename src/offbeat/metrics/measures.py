@@ -13,11 +13,11 @@ from operator import attrgetter
 from statistics import fmean, stdev
 from typing import Literal
 
-from offbeat.engine.until import Target
+from offbeat.engine import Target
 from offbeat.metrics.client_names import client_label
 from offbeat.metrics.seed_statistics import restricted_mean
 from offbeat.metrics.trace_summary import Summary, format_bytes, json_object
-from offbeat.training.evaluation import ACTIVE, SLOWEST, STRAGGLERS
+from offbeat.training import ACTIVE, SLOWEST, STRAGGLERS
 
 Direction = Literal["more", "less", "metric"]  # "metric": the direction of the metric that the table shows
 NumberFormatter = Callable[[float], str]
@@ -159,7 +159,7 @@ MEASURES: tuple[Measure, ...] = (
     _measure("server_bytes", "less", line=("server memory", _format_size)),
     _measure("server_seconds", "less", page=("server seconds", FIXED_2), line=("server seconds", FIXED_2)),
     _measure("wall_seconds", "less", line=("host seconds", FIXED_1)),
-    *(_measure(key, "less", line=(key, format_failures)) for key in ("rejected", "lost", "late", "duplicates")),
+    *(_measure(key, line=(key, format_failures)) for key in ("rejected", "lost", "late", "duplicates")),
 )
 
 

@@ -17,13 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from offbeat.core.errors import RunError
-from offbeat.engine.progress import is_divergence
-from offbeat.engine.trace import WORKER_FACT
-from offbeat.engine.trace_file import open_read_only
-from offbeat.engine.until import Target, higher_is_better
+from offbeat.engine import WORKER_FACT, Target, higher_is_better, is_divergence, open_read_only
 from offbeat.metrics import client_names, curves
 from offbeat.metrics.curves import Curve
-from offbeat.training.evaluation import ACTIVE, ALL_CLIENTS, SLOW_CLASSES, SLOWEST, STRAGGLERS
+from offbeat.training import ACTIVE, ALL_CLIENTS, SLOW_CLASSES, SLOWEST, STRAGGLERS
 
 DIRECTIONS = "higher_is_better"  # fact: for each metric whether higher is better, as JSON
 SERVED = "served"  # fact: the run was live, and what model it served

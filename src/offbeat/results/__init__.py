@@ -1,1 +1,5 @@
 """Tables, figures, pages and explanations of recorded runs."""
+
+from offbeat._lazy import lazy_exports
+
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

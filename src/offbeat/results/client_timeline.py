@@ -19,8 +19,8 @@ from offbeat.core.strategies.fedavgm import FedAvgM
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.core.strategies.fedprox import FedProx
 from offbeat.core.strategies.fedpsa import FedPSA
-from offbeat.engine.progress import REFUSALS_BEFORE_BACKOFF
-from offbeat.metrics.trace_summary import JOB_ENDS
+from offbeat.engine import REFUSALS_BEFORE_BACKOFF
+from offbeat.metrics import JOB_ENDS
 
 MAX_OTHERS = 50  # stored updates of other clients per version
 DEPARTURE_REASONS = ("left", "out of reach")  # a job lost for these reasons means that its client is away

@@ -8,9 +8,9 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, median
 
 from offbeat.core.errors import ConfigError
-from offbeat.experiment.run.run_folder import Run
-from offbeat.experiment.spec.choices import name_of, short_name
-from offbeat.metrics import client_names, trace_summary
+from offbeat.experiment.run import Run
+from offbeat.experiment.spec import name_of, short_name
+from offbeat.metrics import MAX_LISTED_CLIENTS, SERVED, client_label, open_trace
 from offbeat.results.client_timeline import ClientJob, ClientTotals, IdlePeriod, read_client_timeline, update_weights
 from offbeat.results.narrative import (
     ExplainedClient,
@@ -33,7 +33,7 @@ def read_explained_client(run: Run, client: str) -> ExplainedClient:
         raise ConfigError(f"{run.folder} has not started: there is nothing to explain")
     run.check_results()
     names = run.client_names()
-    with trace_summary.open_trace(run.trace_file) as db:
+    with open_trace(run.trace_file) as db:
         number = _find_client(client, names, _known_clients(db, experiment.population))
         timeline = read_client_timeline(db, number)
         notes = _read_notes(db, [job.ticket for job in timeline.jobs])
@@ -43,7 +43,7 @@ def read_explained_client(run: Run, client: str) -> ExplainedClient:
 
 def _known_clients(db: sqlite3.Connection, population: int) -> range | list[int]:
     """Return the whole population, or the sites that joined a live run."""
-    if not db.execute("SELECT 1 FROM facts WHERE key = ?", (trace_summary.SERVED,)).fetchone():
+    if not db.execute("SELECT 1 FROM facts WHERE key = ?", (SERVED,)).fetchone():
         return range(population)
     return [c for (c,) in db.execute("SELECT DISTINCT client FROM trace WHERE client IS NOT NULL ORDER BY client")]
 
@@ -56,8 +56,8 @@ def _find_client(text: str, names: Mapping[int, str], known: Sequence[int]) -> i
         return int(text)
     if not known:
         raise ConfigError(f"--client {text}: no client has joined yet")
-    if names and len(known) <= client_names.MAX_LISTED_CLIENTS:
-        choices = ", ".join(sorted(client_names.client_label(client, names) for client in known))
+    if names and len(known) <= MAX_LISTED_CLIENTS:
+        choices = ", ".join(sorted(client_label(client, names) for client in known))
     else:
         choices = f"{known[0]} to {known[-1]}" if len(known) > 1 else str(known[0])
     raise ConfigError(f"--client {text}: no client has this name or number; choose from {choices}")

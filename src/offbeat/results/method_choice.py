@@ -21,19 +21,15 @@ from statistics import fmean
 
 from offbeat.core.about import About
 from offbeat.core.strategies import REGISTRY
-from offbeat.engine.progress import Status
-from offbeat.engine.until import Until
-from offbeat.engine.virtual.virtual_engine import INTERRUPTED
-from offbeat.experiment.comparison import Comparison
-from offbeat.experiment.run import execution as runs
-from offbeat.experiment.spec.choices import name_of
-from offbeat.experiment.spec.config import Experiment
-from offbeat.metrics.measures import MISSING
-from offbeat.metrics.seed_statistics import Interval, paired_difference
-from offbeat.metrics.trace_summary import UNFINISHED, Summary, format_bytes
+from offbeat.engine import Status, Until
+from offbeat.engine.virtual import INTERRUPTED
+from offbeat.experiment import Comparison
+from offbeat.experiment.run import create_run, execute_run
+from offbeat.experiment.spec import Experiment, name_of
+from offbeat.metrics import MISSING, UNFINISHED, Interval, Summary, format_bytes, paired_difference
 from offbeat.results.result_warnings import NORMAL_ENDS
-from offbeat.scenario.faults import ResultFault
-from offbeat.workers import registry
+from offbeat.scenario import ResultFault
+from offbeat.workers import INLINE, cores_of
 
 BUDGET = 120.0  # host seconds
 MIN_SEEDS, MAX_SEEDS = 3, 5
@@ -279,7 +275,7 @@ def estimate_run_seconds(experiment: Experiment, patience: float = TRIAL_SECONDS
         return now - first > patience
 
     with tempfile.TemporaryDirectory(prefix="offbeat-which-") as folder:
-        outcome = runs.execute_run(runs.create_run(Path(folder) / "trial", experiment), watch)
+        outcome = execute_run(create_run(Path(folder) / "trial", experiment), watch)
     seconds = time.monotonic() - (started if first is None else first)
     finished = outcome is None or outcome.reason != INTERRUPTED
     return seconds if finished else seconds / max(share, 1e-4)
@@ -300,7 +296,7 @@ def plan_tournament(
     first = next(iter(experiments.values()))
     if run_seconds is None or (seeds is not None and fixed):
         return TournamentPlan(seeds or MAX_SEEDS, first.until, None)
-    parallel_runs = max(1, min(cores or registry.cores_of(registry.INLINE), len(experiments)))
+    parallel_runs = max(1, min(cores or cores_of(INLINE), len(experiments)))
     seconds_per_seed = run_seconds * len(experiments) / parallel_runs
     available = max(budget - OVERHEAD_SECONDS, budget / 2)
     count = seeds or max(MIN_SEEDS, min(MAX_SEEDS, int(available / seconds_per_seed)))

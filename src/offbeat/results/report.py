@@ -7,14 +7,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from offbeat.core.errors import ConfigError, DataError, RunError, escape_unprintable, format_count
-from offbeat.engine.until import Target
-from offbeat.experiment.comparison import Comparison
-from offbeat.experiment.data_assignment import ClassCounts
-from offbeat.experiment.run.run_folder import Run
-from offbeat.experiment.spec.config import strategy_name
-from offbeat.metrics import measures
-from offbeat.metrics.measures import MethodRow, TablePlace
-from offbeat.metrics.trace_summary import Summary
+from offbeat.engine import Target
+from offbeat.experiment import ClassCounts, Comparison
+from offbeat.experiment.run import Run
+from offbeat.experiment.spec import strategy_name
+from offbeat.metrics import MISSING, MethodRow, Summary, TablePlace, average_over_seeds, measure_table
 from offbeat.results import figures, page
 from offbeat.results.figures import partition_heatmap
 from offbeat.results.page import PageContent, TableCells
@@ -105,7 +102,7 @@ def page_content(
     """Return the tables and texts of a page; `result` is None for runs shown side by side."""
     if isinstance(result, Comparison) and all(run.complete for _, run in result.entries()):
         return _page_content(series, result.rows(reference), result.checked(reference), class_counts)
-    rows = [measures.average_over_seeds(m.name, m.summaries, {}) for m in series.methods]
+    rows = [average_over_seeds(m.name, m.summaries, {}) for m in series.methods]
     return _page_content(series, rows, None, class_counts)
 
 
@@ -139,7 +136,7 @@ def _with_title(series: FigureSeries) -> FigureSeries:
 def _page_content(
     series: FigureSeries, rows: Sequence[MethodRow], reference: str | None, class_counts: ClassCounts | None
 ) -> PageContent:
-    tables = [measures.measure_table(rows, series.target, place, arrows=True) for place in TABLE_PLACES]
+    tables = [measure_table(rows, series.target, place, arrows=True) for place in TABLE_PLACES]
     if reference is None:  # not a comparison, or not finished
         tables = [_without_empty_columns(table) for table in tables]
     data = series.methods[0].summaries[0].data
@@ -149,15 +146,15 @@ def _page_content(
 def _run_table(series: FigureSeries) -> TableCells:
     """Make a table with one line per run."""
     rows = [
-        measures.average_over_seeds(f"{method.name}, seed {seed}", [summary], {})
+        average_over_seeds(f"{method.name}, seed {seed}", [summary], {})
         for method in series.methods
         for seed, summary in zip(method.seeds, method.summaries, strict=True)
     ]
     ends = ["ended", *(summary.ended for method in series.methods for summary in method.summaries)]
-    table = measures.measure_table(rows, series.target)
+    table = measure_table(rows, series.target)
     return _without_empty_columns([[*row, end] for row, end in zip(table, ends, strict=True)])
 
 
 def _without_empty_columns(table: TableCells) -> TableCells:
-    columns = [column for column in zip(*table, strict=True) if any(cell != measures.MISSING for cell in column[1:])]
+    columns = [column for column in zip(*table, strict=True) if any(cell != MISSING for cell in column[1:])]
     return [list(row) for row in zip(*columns, strict=True)]

@@ -8,19 +8,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offbeat.core.errors import ConfigError
-from offbeat.experiment.comparison import MANIFEST, Comparison
-from offbeat.experiment.run import run_lock
-from offbeat.experiment.run.run_folder import Run
-from offbeat.experiment.spec.config import strategy_name
-from offbeat.experiment.spec.serialization import to_values
-from offbeat.metrics import measures
-from offbeat.metrics.seed_statistics import Interval, Ranks, confidence_interval, paired_difference, rank_methods
-from offbeat.metrics.trace_summary import Summary, json_object
+from offbeat.experiment import MANIFEST, Comparison
+from offbeat.experiment.run import SCRIPTED, Run
+from offbeat.experiment.spec import strategy_name, to_values
+from offbeat.metrics import (
+    MEASURES,
+    Interval,
+    Ranks,
+    Summary,
+    better_by_key,
+    confidence_interval,
+    json_object,
+    measure_values,
+    paired_difference,
+    rank_methods,
+    summary_json,
+)
 from offbeat.results import tables
 from offbeat.results.report import Report, read_report
 from offbeat.results.tables import SingleRun
 
-RESULT_MARKERS = (MANIFEST, "experiment.yaml", run_lock.SCRIPTED)  # files that mark a folder as a run or a comparison
+RESULT_MARKERS = (MANIFEST, "experiment.yaml", SCRIPTED)  # files that mark a folder as a run or a comparison
 
 
 @dataclass(frozen=True)
@@ -62,7 +70,7 @@ def result_json(item: ComparisonResult | SingleRun) -> dict[str, object]:
         return _comparison_json(item)
     experiment = to_values(Run(Path(item.folder)).experiment())
     head = {"folder": item.folder, "complete": item.complete}
-    return {**head, **measures.summary_json(item.summary), "experiment": experiment}
+    return {**head, **summary_json(item.summary), "experiment": experiment}
 
 
 def _comparison_json(item: ComparisonResult) -> dict[str, object]:
@@ -73,7 +81,7 @@ def _comparison_json(item: ComparisonResult) -> dict[str, object]:
             "seed": run.seed,
             "folder": run.folder,
             "begun": run.summary is not None,
-            **({} if run.summary is None else json_object(measures.measure_values(run.summary))),
+            **({} if run.summary is None else json_object(measure_values(run.summary))),
         }
         for run in report.unfinished
     ]
@@ -82,7 +90,7 @@ def _comparison_json(item: ComparisonResult) -> dict[str, object]:
         "figure": str(report.figure) if report.figure.is_file() else None,
         "page": str(report.page) if report.page.is_file() else None,
         "rows": [{**row.as_json(), **_seed_statistics_json(row.strategy, report)} for row in report.rows],
-        "better": measures.better_by_key(report.rows[0]) if report.rows else {},
+        "better": better_by_key(report.rows[0]) if report.rows else {},
         "reference": report.reference,
         "unfinished": unfinished,
     }
@@ -91,7 +99,7 @@ def _comparison_json(item: ComparisonResult) -> dict[str, object]:
 def _seed_statistics_json(strategy: str, report: Report) -> dict[str, object]:
     """Return each seed of a method, and the interval of each mean and each paired difference to the reference."""
     intervals, differences = {}, {}
-    for measure in measures.MEASURES:
+    for measure in MEASURES:
         if measure.read is None:
             continue
         values = tables.values_by_seed(measure, report.summaries)
@@ -99,7 +107,7 @@ def _seed_statistics_json(strategy: str, report: Report) -> dict[str, object]:
         if strategy != report.reference:
             difference = paired_difference(values[strategy], values.get(report.reference, {}))
             differences[measure.key] = _interval_json(difference)
-    by_seed = {seed: measures.measure_values(summary) for seed, summary in report.summaries[strategy].items()}
+    by_seed = {seed: measure_values(summary) for seed, summary in report.summaries[strategy].items()}
     return {"by_seed": json_object(by_seed), "interval": intervals, "difference": differences}
 
 
@@ -147,7 +155,7 @@ def _run_records(
     folder: str, strategy: str, seed: int | None, finished: bool, summary: Summary
 ) -> Iterator[tuple[object, ...]]:
     metrics = {f"metrics.{name}": value for name, value in summary.metrics.items()}
-    for key, value in {**measures.measure_values(summary), **metrics}.items():
+    for key, value in {**measure_values(summary), **metrics}.items():
         yield folder, strategy, seed, finished, key, value
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from math import isfinite
 from statistics import fmean, stdev
 
-from offbeat.engine.until import Target
-from offbeat.metrics.trace_summary import UNFINISHED, Summary
+from offbeat.engine import Target
+from offbeat.metrics import UNFINISHED, Summary
 from offbeat.results.series import FigureSeries, MethodRuns, RunCurves
 
 FREQUENT_SHARE = 0.1  # failures are reported from this share of all jobs on

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Literal
 
 from offbeat.core.errors import ConfigError, RunError
-from offbeat.engine.trace_file import open_read_only
-from offbeat.experiment.comparison import MANIFEST, Comparison
-from offbeat.experiment.run import run_lock
-from offbeat.experiment.run.run_folder import Run
-from offbeat.metrics.trace_summary import json_object
+from offbeat.engine import open_read_only
+from offbeat.experiment import MANIFEST, Comparison
+from offbeat.experiment.run import Run, is_locked
+from offbeat.metrics import json_object
 
 RECENT_UPDATES = 100  # updates over which the staleness is averaged
 
@@ -59,7 +58,7 @@ class RunFollower:
 
     def read_progress(self) -> RunProgress:
         complete = self.run.complete  # before the trace is read, so that the trace is complete too
-        locked = run_lock.is_locked(self.run.folder)
+        locked = is_locked(self.run.folder)
         state: RunState = "ended" if complete else "going on" if locked else "stopped"
         try:
             with closing(open_read_only(self.run.trace_file)) as db:

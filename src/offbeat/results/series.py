@@ -12,11 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.core.errors import RunError
-from offbeat.engine.until import Target
-from offbeat.experiment.run.run_folder import Run
-from offbeat.experiment.spec.config import Experiment, is_pooled
-from offbeat.metrics import trace_summary
-from offbeat.metrics.trace_summary import Summary
+from offbeat.engine import Target
+from offbeat.experiment.run import Run
+from offbeat.experiment.spec import Experiment, is_pooled
+from offbeat.metrics import SERVED, Summary, notes_on_grid, open_trace, staleness_values
 from offbeat.results import palette, timelines
 from offbeat.results.palette import MethodStyle
 from offbeat.results.timelines import ClientLanes
@@ -132,9 +131,9 @@ def _read_method_runs(name: str, runs: list[Run], style: MethodStyle, shown: lis
     experiments, summaries = [run.experiment() for run in runs], [run.summary() for run in runs]
     curves, staleness, accepted = [], Counter[int](), []
     for number, run in enumerate(runs):
-        with trace_summary.open_trace(run.trace_file) as db:
+        with open_trace(run.trace_file) as db:
             curves.append(read_run_curves(db))
-            staleness.update(trace_summary.staleness_values(db))
+            staleness.update(staleness_values(db))
             accepted.append(accepted_updates(db))
             if number == 0:
                 clients = [0] if is_pooled(experiments[0].strategy) else shown
@@ -152,10 +151,10 @@ def _clients_by_speed(runs: Sequence[Run]) -> list[int]:
         experiment = run.experiment()
         if is_pooled(experiment.strategy) and len(runs) > 1:
             continue
-        with trace_summary.open_trace(run.trace_file) as db:
+        with open_trace(run.trace_file) as db:
             step_seconds.append(timelines.step_seconds(db))
             clients.update(client for (client,) in db.execute("SELECT DISTINCT client FROM trace WHERE client >= 0"))
-            served = db.execute("SELECT 1 FROM facts WHERE key = ?", (trace_summary.SERVED,)).fetchone()
+            served = db.execute("SELECT 1 FROM facts WHERE key = ?", (SERVED,)).fetchone()
         if experiment.population <= MAX_COUNTED_CLIENTS and not served:  # a live run has the sites that joined
             clients.update(range(experiment.population))
     return timelines.sort_by_speed(clients, step_seconds)
@@ -169,7 +168,7 @@ def read_run_curves(db: sqlite3.Connection) -> RunCurves:
         if "/" not in key:
             points[seq] = now, updates
             values.setdefault(key, {})[seq] = nan if value is None else value
-    for seq, notes in zip(points, trace_summary.notes_on_grid(db, list(points)), strict=True):
+    for seq, notes in zip(points, notes_on_grid(db, list(points)), strict=True):
         for key, value in notes.items():
             values.setdefault(key, {})[seq] = value
     transfers = db.execute("SELECT seq, bytes FROM trace WHERE bytes IS NOT NULL ORDER BY seq").fetchall()

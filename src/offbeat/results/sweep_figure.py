@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offbeat.core.errors import escape_unprintable
-from offbeat.engine.until import Target
-from offbeat.experiment.parameter_sweep import CombinationResult, Sweep, SweptSetting
-from offbeat.metrics import measures
-from offbeat.metrics.measures import MEASURES, MISSING
+from offbeat.engine import Target
+from offbeat.experiment import CombinationResult, Sweep, SweptSetting
+from offbeat.metrics import MEASURES, MISSING, better_by_key
 from offbeat.results import palette, tables
 from offbeat.results.figures.figure_style import escape_text, write_figure
 from offbeat.results.tables import ResultTable
@@ -67,7 +66,7 @@ def sweep_json(sweep: Sweep, results: Sequence[CombinationResult]) -> dict[str, 
         "figure": str(sweep.figure) if sweep.figure.is_file() else None,
         "over": {setting.key: list(setting.values) for setting in sweep.over},
         "rows": rows,
-        "better": {} if first is None else measures.better_by_key(first),
+        "better": {} if first is None else better_by_key(first),
     }
 
 

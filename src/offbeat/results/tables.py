@@ -10,11 +10,26 @@ from dataclasses import dataclass
 from math import isnan
 from typing import Literal
 
-from offbeat.engine.until import Target
-from offbeat.metrics import measures
-from offbeat.metrics.measures import MEASURES, MISSING, Measure, MethodRow, NumberFormatter, Placement
-from offbeat.metrics.seed_statistics import Interval, Ranks, confidence_interval, paired_difference
-from offbeat.metrics.trace_summary import Summary
+from offbeat.engine import Target
+from offbeat.metrics import (
+    MEASURES,
+    MISSING,
+    Interval,
+    Measure,
+    MethodRow,
+    NumberFormatter,
+    Placement,
+    Ranks,
+    Summary,
+    average_over_seeds,
+    column_heading,
+    confidence_interval,
+    format_beyond,
+    is_beyond,
+    measure_table,
+    paired_difference,
+    placed_measures,
+)
 
 SummariesBySeed = Mapping[str, Mapping[int, Summary]]  # method -> seed -> summary of a finished run
 PlannedSeeds = Mapping[str, Sequence[int]]  # method -> all its seeds, finished or not
@@ -55,7 +70,7 @@ def comparison_table(
     arrows: bool = False,
 ) -> ResultTable:
     """Make the main table; if runs are unfinished, it gives the number of seeds of each mean."""
-    cells = measures.measure_table(rows, target, arrows=arrows)
+    cells = measure_table(rows, target, arrows=arrows)
     notes = unreached_note(cells)
     if all(len(summaries.get(name, {})) == len(seeds) for name, seeds in planned.items()):
         best = _best_by_column(rows[0], summaries, target)
@@ -102,7 +117,7 @@ def _seed_table(
             difference, verdict = _compare(measure, row, paired_difference(by_seed, values.get(reference, {})), text)
         singles = [_seed_cell(measure.table, summaries, planned, row.strategy, seed, by_seed) for seed in seeds]
         cells.append([row.strategy, str(len(by_seed)), mean, difference, verdict, *singles])
-    heading = measures.column_heading(measure, measure.table, rows[0], target)
+    heading = column_heading(measure, measure.table, rows[0], target)
     notes = [INTERVAL_NOTE if any(row.seeds > 1 for row in rows) else ONE_SEED_NOTE]
     if reference not in summaries:
         notes.append(f"no run of {reference} is finished: differences to it are missing")
@@ -113,7 +128,7 @@ def _seed_table(
 
 def unreached_note(rows: Sequence[Sequence[str]], note: str = BEYOND_NOTE) -> tuple[str, ...]:
     """Return a note if a cell is a lower bound of a time; the first column holds names and is ignored."""
-    return (note,) if any(measures.is_beyond(cell) for row in rows for cell in row[1:]) else ()
+    return (note,) if any(is_beyond(cell) for row in rows for cell in row[1:]) else ()
 
 
 def values_by_seed(measure: Measure, summaries: SummariesBySeed) -> dict[str, dict[int, float]]:
@@ -156,14 +171,14 @@ def _seed_cell(
         return UNFINISHED_CELL if seed in planned[name] else MISSING
     value, summary = by_seed[seed], summaries[name][seed]
     if isnan(value) and placement.target and summary.target is not None:
-        return measures.format_beyond(placement.text(summary.seconds))
+        return format_beyond(placement.text(summary.seconds))
     return placement.text(value)
 
 
 def _best_by_column(row: MethodRow, summaries: SummariesBySeed, target: Target | None) -> dict[int, str]:
     """Return, for each column, the method that paired differences show to be better than every other."""
     best: dict[int, str] = {}
-    for column, (measure, _) in enumerate(measures.placed_measures("table", target)):
+    for column, (measure, _) in enumerate(placed_measures("table", target)):
         direction = measure.direction(row.higher_is_better)
         if measure.read is None or direction is None or len(summaries) < 2:
             continue
@@ -240,10 +255,10 @@ def side_by_side_tables(runs: Sequence[SingleRun], arrows: bool = False) -> list
 
 
 def _side_by_side_table(runs: Sequence[SingleRun], arrows: bool) -> ResultTable:
-    rows = [measures.average_over_seeds(run.folder, [run.summary], {}) for run in runs]
-    cells = measures.measure_table(rows, runs[0].target, arrows=arrows)
+    rows = [average_over_seeds(run.folder, [run.summary], {}) for run in runs]
+    cells = measure_table(rows, runs[0].target, arrows=arrows)
     labels = [["strategy", "seed"], *([r.strategy, MISSING if r.seed is None else str(r.seed)] for r in runs)]
-    columns = [n for n, (m, _) in enumerate(measures.placed_measures("table", runs[0].target), 1) if m.read is not None]
+    columns = [n for n, (m, _) in enumerate(placed_measures("table", runs[0].target), 1) if m.read is not None]
     table = [[row[0], *label, *(row[n] for n in columns)] for row, label in zip(cells, labels, strict=True)]
     table[0][0] = "run"
     notes = unreached_note(cells, "> : the target was not reached in that time")

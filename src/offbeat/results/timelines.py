@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.core.computed_rows import evenly_spaced
-from offbeat.metrics.trace_summary import JOB_ENDS
+from offbeat.metrics import JOB_ENDS
 
 BINS = 200
 Floats = NDArray[np.float64]

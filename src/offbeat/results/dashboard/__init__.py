@@ -15,7 +15,7 @@ from urllib.parse import parse_qs, urlsplit
 
 from offbeat.core.errors import ConfigError, OffbeatError, RunError
 from offbeat.results.dashboard import dashboard_pages
-from offbeat.results.dashboard.run_index import RunEntry, RunIndex
+from offbeat.results.dashboard.run_index import IndexEntry, RunIndex
 
 HOST = "127.0.0.1"
 MAX_RUNS_SHOWN = 32  # side by side
@@ -90,7 +90,7 @@ class DashboardHandler(BaseHTTPRequestHandler):
             except OffbeatError as error:
                 self._send(HTTPStatus.CONFLICT, str(error))
 
-    def _find_entries(self, names: list[str]) -> list[RunEntry] | None:
+    def _find_entries(self, names: list[str]) -> list[IndexEntry] | None:
         known = self.server.run_index.known()
         if not 0 < len(names) <= MAX_RUNS_SHOWN or not all(name in known for name in names):
             return None

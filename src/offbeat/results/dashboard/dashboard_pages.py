@@ -11,11 +11,11 @@ from pathlib import Path
 from urllib.parse import urlencode
 
 from offbeat.core.errors import OffbeatError, RunError
-from offbeat.experiment.comparison import Comparison
-from offbeat.experiment.run.run_folder import Run
-from offbeat.metrics.curves import headline_metric
+from offbeat.experiment import Comparison
+from offbeat.experiment.run import Run
+from offbeat.metrics import headline_metric
 from offbeat.results import page, report
-from offbeat.results.dashboard.run_index import RunEntry
+from offbeat.results.dashboard.run_index import IndexEntry
 from offbeat.results.page import page_data
 from offbeat.results.series import FigureSeries, collect_series
 
@@ -35,7 +35,7 @@ STATE_TEXTS = {
 }
 
 
-def runs_page(entries: Sequence[RunEntry], root: Path) -> str:
+def runs_page(entries: Sequence[IndexEntry], root: Path) -> str:
     """Return the list of all runs, with check boxes to compare several."""
     if entries:
         head = '<th scope="col">run</th><td></td>'
@@ -55,7 +55,7 @@ def runs_page(entries: Sequence[RunEntry], root: Path) -> str:
     return page.html_document(f"offbeat: {root.name}", body, scripts, style=STYLE, connects=True)
 
 
-def _rows(entry: RunEntry) -> str:
+def _rows(entry: IndexEntry) -> str:
     if entry.runs is None:
         return f"<tr>{_cells(entry, entry.name)}</tr>"
     head = f'<th scope="row">{_link(entry, entry.name)}</th>'
@@ -67,7 +67,7 @@ def _rows(entry: RunEntry) -> str:
     return f"<tr>{head}{cells}</tr>{runs}"
 
 
-def _cells(run: RunEntry, text: str) -> str:
+def _cells(run: IndexEntry, text: str) -> str:
     head = f'<th scope="row">{_link(run, text)}</th>'
     progress = run.progress
     if progress is None:
@@ -84,11 +84,11 @@ def _cells(run: RunEntry, text: str) -> str:
     return f'{head}<td>{box}</td><td class="left">{escape(run.label)}, seed {run.seed}</td>{_state_cell(run)}{cells}'
 
 
-def _state_cell(entry: RunEntry) -> str:
+def _state_cell(entry: IndexEntry) -> str:
     return f'<td class="state left">{_describe_state(entry)}</td>'
 
 
-def _describe_state(entry: RunEntry) -> str:
+def _describe_state(entry: IndexEntry) -> str:
     text = STATE_TEXTS[entry.state]
     if entry.state == "ended":
         reason = entry.progress.reason if entry.progress else None
@@ -97,21 +97,21 @@ def _describe_state(entry: RunEntry) -> str:
     return f"{bar}{entry.share:.0%}, {text}"
 
 
-def _link(entry: RunEntry, text: str) -> str:
+def _link(entry: IndexEntry, text: str) -> str:
     return f'<a href="/view?{escape(view_query([entry]))}">{escape(text)}</a>'
 
 
-def view_query(entries: Sequence[RunEntry]) -> str:
+def view_query(entries: Sequence[IndexEntry]) -> str:
     return urlencode([("of", entry.name) for entry in entries])
 
 
-def content_stamp(entries: Sequence[RunEntry]) -> str:
+def content_stamp(entries: Sequence[IndexEntry]) -> str:
     """Return a hash that changes whenever there is new content."""
     content = [(run.name, run.progress, run.error) for entry in entries for run in entry.all_runs]
     return hashlib.sha256(repr(content).encode()).hexdigest()[:16]
 
 
-def result_page(entries: Sequence[RunEntry]) -> str:
+def result_page(entries: Sequence[IndexEntry]) -> str:
     """Return the page of one run or comparison, or of several runs side by side."""
     names = ", ".join(entry.name for entry in entries)
     state = _describe_state(entries[0]) if len(entries) == 1 else ""
@@ -130,14 +130,14 @@ def result_page(entries: Sequence[RunEntry]) -> str:
     return html.replace("</style>", f"{STYLE}</style>", 1)
 
 
-def _polling_json(entries: Sequence[RunEntry]) -> str:
+def _polling_json(entries: Sequence[IndexEntry]) -> str:
     going = any(entry.state in ("going on", "stopped", "not begun") for entry in entries)
     return page.compact_json(
         {"url": f"/numbers?{view_query(entries)}", "stamp": content_stamp(entries), "going": going}
     )
 
 
-def updated_numbers(entries: Sequence[RunEntry]) -> str:
+def updated_numbers(entries: Sequence[IndexEntry]) -> str:
     """Return the JSON with which an open page redraws itself."""
     state = {"share": entries[0].share, "state": STATE_TEXTS[entries[0].state]} if len(entries) == 1 else None
     series, _ = entries_series(entries)
@@ -151,7 +151,7 @@ def updated_numbers(entries: Sequence[RunEntry]) -> str:
     )
 
 
-def entries_series(entries: Sequence[RunEntry]) -> tuple[FigureSeries, Comparison | Run | None]:
+def entries_series(entries: Sequence[IndexEntry]) -> tuple[FigureSeries, Comparison | Run | None]:
     """Read the series of the entries, and return the comparison or run if there is only one."""
     if len(entries) == 1:
         (entry,) = entries

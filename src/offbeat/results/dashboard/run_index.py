@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from offbeat.core.errors import OffbeatError
-from offbeat.experiment.comparison import MANIFEST, Comparison
-from offbeat.experiment.run.run_folder import Run
-from offbeat.experiment.spec.config import strategy_name
+from offbeat.experiment import MANIFEST, Comparison
+from offbeat.experiment.run import Run
+from offbeat.experiment.spec import strategy_name
 from offbeat.results.result_files import RESULT_MARKERS
 from offbeat.results.run_follower import RunFollower, RunProgress
 
@@ -17,19 +17,19 @@ MAX_DEPTH = 4  # levels of subfolders
 
 
 @dataclass(frozen=True)
-class RunEntry:
+class IndexEntry:
     """A run, or a comparison with its runs."""
 
     name: str  # path relative to the root; requests use it
     folder: Path
-    runs: list[RunEntry] | None = None  # None: it is a single run
+    runs: list[IndexEntry] | None = None  # None: it is a single run
     label: str = ""  # the method
     seed: int | None = None
     progress: RunProgress | None = None
     error: str | None = None  # reason why it cannot be read
 
     @property
-    def all_runs(self) -> list[RunEntry]:
+    def all_runs(self) -> list[IndexEntry]:
         return [self] if self.runs is None else self.runs
 
     @property
@@ -56,12 +56,12 @@ class RunIndex:
     # finished runs, with the modification time of their model
     _ended: dict[Path, tuple[float, RunProgress]] = field(default_factory=dict)
 
-    def entries(self) -> list[RunEntry]:
+    def entries(self) -> list[IndexEntry]:
         """Return all entries, newest first."""
         folders = sorted(_find_folders(self.root, MAX_DEPTH), key=_last_change, reverse=True)
         return [self._entry(folder) for folder in folders]
 
-    def known(self) -> dict[str, RunEntry]:
+    def known(self) -> dict[str, IndexEntry]:
         """Return all entries by name, including the runs of comparisons."""
         entries = self.entries()
         return {entry.name: entry for entry in [*entries, *(run for each in entries for run in each.runs or ())]}
@@ -69,17 +69,17 @@ class RunIndex:
     def _name(self, folder: Path) -> str:
         return folder.relative_to(self.root).as_posix()
 
-    def _entry(self, folder: Path) -> RunEntry:
+    def _entry(self, folder: Path) -> IndexEntry:
         if not (folder / MANIFEST).is_file():
             return self._run(folder)
         name = self._name(folder)
         try:
             layout = Comparison(folder).layout()
         except OffbeatError as error:
-            return RunEntry(name, folder, [], error=str(error))
-        return RunEntry(name, folder, [self._run(folder / e["folder"], e["strategy"]) for e in layout])
+            return IndexEntry(name, folder, [], error=str(error))
+        return IndexEntry(name, folder, [self._run(folder / e["folder"], e["strategy"]) for e in layout])
 
-    def _run(self, folder: Path, label: str = "") -> RunEntry:
+    def _run(self, folder: Path, label: str = "") -> IndexEntry:
         name = self._name(folder)
         try:
             if folder not in self._followers:
@@ -87,10 +87,10 @@ class RunIndex:
                 experiment = run.experiment()
                 self._followers[folder] = RunFollower(run), strategy_name(experiment), experiment.seed
             follower, strategy, seed = self._followers[folder]
-            return RunEntry(name, folder, None, label or strategy, seed, self._read_progress(folder, follower))
+            return IndexEntry(name, folder, None, label or strategy, seed, self._read_progress(folder, follower))
         except (OffbeatError, OSError) as error:
             self._followers.pop(folder, None)
-            return RunEntry(name, folder, None, label, error=str(error))
+            return IndexEntry(name, folder, None, label, error=str(error))
 
     def _read_progress(self, folder: Path, follower: RunFollower) -> RunProgress:
         written = _modified(follower.run.model_file)

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offbeat.core.errors import unknown_name
-from offbeat.engine.until import Target
-from offbeat.metrics.seed_statistics import Quantiles, quantiles_of_counts
+from offbeat.engine import Target
+from offbeat.metrics import Quantiles, quantiles_of_counts
 from offbeat.results.figures.figure_style import (
     COLUMN_WIDTH,
     LINE_STYLES,
@@ -20,6 +20,7 @@ from offbeat.results.figures.figure_style import (
     new_figure,
     print_figure,
 )
+from offbeat.results.figures.figure_style import write_figure as write_figure
 from offbeat.results.figures.timeline import draw_timelines, timeline_height
 from offbeat.results.series import EARLY_SHARE, FigureSeries, metric_axis_limits
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from offbeat.core.errors import ConfigError
-from offbeat.engine.checkpoint import write_atomically
+from offbeat.engine import write_atomically
 from offbeat.results.series import FigureSeries
 
 if TYPE_CHECKING:

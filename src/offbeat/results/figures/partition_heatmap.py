@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Literal
 
-from offbeat.experiment.data_assignment import ClassCounts
+from offbeat.experiment import ClassCounts
 from offbeat.results.figures.figure_style import escape_text, write_figure
 
 MAX_NAMED_CLIENTS = 40  # the largest number of client names that fit beside the heat map

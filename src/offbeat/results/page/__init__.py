@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from html import escape
 from pathlib import Path
 
-from offbeat.engine.checkpoint import write_atomically
-from offbeat.experiment.data_assignment import ClassCounts
-from offbeat.metrics.trace_summary import without_nan
+from offbeat.engine import write_atomically
+from offbeat.experiment import ClassCounts
+from offbeat.metrics import without_nan
 from offbeat.results.page import page_data, page_text
 from offbeat.results.series import FigureSeries
 

@@ -8,8 +8,8 @@ from math import isfinite
 
 import numpy as np
 
-from offbeat.experiment.data_assignment import ClassCounts
-from offbeat.metrics.seed_statistics import quantiles_of_counts
+from offbeat.experiment import ClassCounts
+from offbeat.metrics import quantiles_of_counts
 from offbeat.results.series import MAX_SHOWN_CLIENTS, FigureSeries, MethodRuns, metric_axis_limits
 from offbeat.results.timelines import ClientLanes, Floats, sample_clients
 

@@ -9,9 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offbeat.core.errors import OffbeatError
-from offbeat.experiment.run import checksums
-from offbeat.experiment.spec import experiment_files
-from offbeat.experiment.spec.serialization import to_values
+from offbeat.experiment.run import read_checksummed
+from offbeat.experiment.spec import to_values, to_yaml
 from offbeat.results.series import EARLY_SHARE, FigureSeries
 
 if TYPE_CHECKING:
@@ -138,7 +137,7 @@ def _settings(series: FigureSeries) -> str:
         methods.append([method.name, ", ".join(map(str, method.seeds)), "; ".join(texts)])
     heading = "Methods" if len(series.methods) > 1 else "Method"
     shared_table = _wide_table("", [[key, _one_line_yaml(value)] for key, value in shared.items()], "text")
-    file = escape(experiment_files.to_yaml(series.methods[0].experiments[0]))
+    file = escape(to_yaml(series.methods[0].experiments[0]))
     name = escape(f"{series.methods[0].name}, seed {series.methods[0].seeds[0]}")
     return (
         f"<h3>{heading}</h3>{_table(methods, 'text')}<h3>Shared settings</h3>{shared_table}"
@@ -173,7 +172,7 @@ def _paragraphs(lines: Iterable[str]) -> str:
 
 def _environment(path: Path) -> str:
     try:
-        stored = checksums.read_checksummed(path)
+        stored = read_checksummed(path)
     except (OSError, OffbeatError):
         return ""
     packages = stored.get("packages")

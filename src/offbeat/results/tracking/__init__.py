@@ -20,12 +20,10 @@ from dataclasses import asdict, dataclass
 from math import isfinite
 
 from offbeat.core.errors import ConfigError, escape_unprintable, unknown_name
-from offbeat.engine.checkpoint import write_atomically
-from offbeat.engine.trace_file import open_read_only
-from offbeat.experiment.run.run_folder import Run
-from offbeat.experiment.spec.serialization import to_values
-from offbeat.metrics import measures
-from offbeat.metrics.trace_summary import notes_on_grid
+from offbeat.engine import open_read_only, write_atomically
+from offbeat.experiment.run import Run
+from offbeat.experiment.spec import to_values
+from offbeat.metrics import measure_values, notes_on_grid
 from offbeat.results.tracking.trackers import TRACKERS, SettingValue, TrackedPoint, TrackedRunInfo, Tracker
 
 log = logging.getLogger("offbeat")
@@ -94,7 +92,7 @@ class TrackedRun:
             self._open().write(points)
             self._save_mark(TrackingMark(points[-1].seq, self.mark.name))
         if complete:
-            values = measures.measure_values(self.run.summary())
+            values = measure_values(self.run.summary())
             self._open().close(
                 {key: float(v) for key, v in values.items() if isinstance(v, (int, float)) and isfinite(v)}
             )
