@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from offbeat.core.jobs import PlainRule
+from offbeat.core.local_rules import PlainRule
 from offbeat.core.protocol import (
     Action,
     ClientLost,

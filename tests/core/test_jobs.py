@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.jobs import PLAIN_RULE, Job, descend, make_local_job
-from offbeat.core.parts.proximal import Proximal, with_proximal
+from offbeat.core.jobs import Job
+from offbeat.core.local_rules import PLAIN_RULE, Proximal, with_proximal
 from offbeat.core.protocol import Gradient, Layout, LocalJob, LocalRule, LocalWork, Phase
 from offbeat.testing import TinyClients, layout_of, optimum, tiny_layout, tiny_world
+from offbeat.training.descent import descend, make_local_job
 
 LAYOUT = layout_of([("body", (2,), "param"), ("mean", (1,), "buffer"), ("head", (1,), "param")])
 

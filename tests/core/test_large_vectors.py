@@ -9,18 +9,18 @@ from typing import Any
 import pytest
 import torch
 
-from offbeat.core.parts import large_vectors
-from offbeat.core.parts.large_vectors import distance, new_vector, piece_length, split_together
+from offbeat.core import vector
 from offbeat.core.strategies import REGISTRY
+from offbeat.core.vector import distance, new_vector, piece_length, split_together
 from offbeat.testing import check
 from test_golden import CASES, trace_of
 
-LARGE = torch.empty(large_vectors.MIN_REUSED_BYTES // 4)  # in float32
+LARGE = torch.empty(vector.MIN_REUSED_BYTES // 4)  # in float32
 
 
 @pytest.fixture(autouse=True)
 def _nothing_spare(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_vectors, "_spare", {})
+    monkeypatch.setattr(vector, "_spare", {})
 
 
 def test_freed_memory_is_reused() -> None:
@@ -56,7 +56,7 @@ def test_live_vectors_do_not_share_memory() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("extra", [-1, 0, 1, 1001])
 def test_a_new_vector_looks_like_the_one_it_is_made_after(dtype: torch.dtype, extra: int) -> None:
-    like = torch.zeros(large_vectors.MIN_REUSED_BYTES // dtype.itemsize + extra, dtype=dtype)
+    like = torch.zeros(vector.MIN_REUSED_BYTES // dtype.itemsize + extra, dtype=dtype)
     for _ in range(2):  # fresh, then used memory
         made = new_vector(like)
         assert (made.shape, made.dtype, made.is_contiguous(), made.untyped_storage().nbytes()) == (
@@ -70,18 +70,18 @@ def test_a_new_vector_looks_like_the_one_it_is_made_after(dtype: torch.dtype, ex
 
 
 def test_the_number_of_spare_blocks_is_limited() -> None:
-    many = [new_vector(LARGE) for _ in range(3 * large_vectors.MAX_SPARE_BLOCKS)]
+    many = [new_vector(LARGE) for _ in range(3 * vector.MAX_SPARE_BLOCKS)]
     del many
     gc.collect()
-    assert [len(blocks) for blocks in large_vectors._spare.values()] == [large_vectors.MAX_SPARE_BLOCKS]
+    assert [len(blocks) for blocks in vector._spare.values()] == [vector.MAX_SPARE_BLOCKS]
 
 
 def test_fewer_spare_blocks_are_kept_of_large_sizes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_vectors, "MAX_SPARE_BYTES", large_vectors.MAX_SPARE_BLOCKS * LARGE.nbytes - 1)
-    many = [new_vector(LARGE) for _ in range(3 * large_vectors.MAX_SPARE_BLOCKS)]
+    monkeypatch.setattr(vector, "MAX_SPARE_BYTES", vector.MAX_SPARE_BLOCKS * LARGE.nbytes - 1)
+    many = [new_vector(LARGE) for _ in range(3 * vector.MAX_SPARE_BLOCKS)]
     del many
     gc.collect()
-    assert [len(blocks) for blocks in large_vectors._spare.values()] == [large_vectors.MAX_LARGE_SPARE_BLOCKS]
+    assert [len(blocks) for blocks in vector._spare.values()] == [vector.MAX_LARGE_SPARE_BLOCKS]
 
 
 def test_threads_do_not_get_the_same_memory() -> None:
@@ -111,8 +111,8 @@ def test_short_vectors_are_one_piece_and_the_vectors_themselves() -> None:
 
 @pytest.mark.parametrize("extra", [-1, 0, 1, 7])
 def test_pieces_are_views_of_all_entries_in_order(monkeypatch: pytest.MonkeyPatch, extra: int) -> None:
-    monkeypatch.setattr(large_vectors, "PIECES_SIZE", 1)
-    monkeypatch.setattr(large_vectors, "MIN_PIECE", 16)
+    monkeypatch.setattr(vector, "PIECES_SIZE", 1)
+    monkeypatch.setattr(vector, "MIN_PIECE", 16)
     a = torch.arange(3 * 16 + extra, dtype=torch.float64)
     b = torch.zeros_like(a)
     pieces = list(split_together(a, b))
@@ -123,21 +123,21 @@ def test_pieces_are_views_of_all_entries_in_order(monkeypatch: pytest.MonkeyPatc
 
 
 def test_the_more_vectors_the_shorter_the_pieces_and_never_too_short() -> None:
-    assert piece_length(3) > piece_length(12) > piece_length(10_000) == large_vectors.MIN_PIECE
-    assert piece_length(12) * 12 <= large_vectors.PIECES_SIZE
+    assert piece_length(3) > piece_length(12) > piece_length(10_000) == vector.MIN_PIECE
+    assert piece_length(12) * 12 <= vector.PIECES_SIZE
 
 
 def test_a_distance_is_that_of_the_whole_vectors(monkeypatch: pytest.MonkeyPatch) -> None:
     a, b = torch.tensor([3.0, 0.0, 1.0]).repeat(11), torch.tensor([0.0, 4.0, 1.0]).repeat(11)
     assert distance(a, b) == float(torch.linalg.vector_norm(a - b))
-    monkeypatch.setattr(large_vectors, "PIECES_SIZE", 1)
-    monkeypatch.setattr(large_vectors, "MIN_PIECE", 16)
+    monkeypatch.setattr(vector, "PIECES_SIZE", 1)
+    monkeypatch.setattr(vector, "MIN_PIECE", 16)
     assert distance(a, b) == pytest.approx(5 * 11**0.5)  # in pieces of 16, 16 and 1
 
 
 @pytest.fixture
 def _always(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(large_vectors, "MIN_REUSED_BYTES", 1)
+    monkeypatch.setattr(vector, "MIN_REUSED_BYTES", 1)
 
 
 @pytest.mark.parametrize(("name", "label", "settings"), CASES, ids=[f"{name}-{label}" for name, label, _ in CASES])
@@ -145,7 +145,7 @@ def test_used_memory_changes_no_trace(
     monkeypatch: pytest.MonkeyPatch, name: str, label: str, settings: dict[str, Any]
 ) -> None:
     fresh = trace_of(name, settings)
-    monkeypatch.setattr(large_vectors, "MIN_REUSED_BYTES", 1)
+    monkeypatch.setattr(vector, "MIN_REUSED_BYTES", 1)
     assert trace_of(name, settings) == fresh
 
 

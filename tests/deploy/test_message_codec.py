@@ -15,11 +15,10 @@ from safetensors.torch import save
 from torch import Tensor
 
 from offbeat.core.jobs import Failure, Result
-from offbeat.core.parts import compression
-from offbeat.core.parts.proximal import Proximal
+from offbeat.core.local_rules import Proximal
 from offbeat.core.protocol import Dispatch, LocalRule, LocalWork
 from offbeat.core.strategies import REGISTRY
-from offbeat.deploy import message_codec, rule_codec, tensor_codec
+from offbeat.deploy import compression, message_codec, rule_codec, tensor_codec
 from offbeat.deploy.message_codec import CompressedUpload, Greeting, WireError, decode, encode, open_envelope
 from offbeat.engine.live.transport import Farewell, Hello, JobAnswer, JobMessage, Question, Scores
 from offbeat.testing import play

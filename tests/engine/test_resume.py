@@ -13,7 +13,8 @@ import torch
 from small_world import LAYERED, LAYOUT, Surroundings, make_engine
 
 from offbeat.core import draws
-from offbeat.core.jobs import PLAIN_RULE, Result
+from offbeat.core.jobs import Result
+from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.strategies import (
     CA2FL,
     FLANP,

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from offbeat.core.errors import ConfigError
+from offbeat.core.local_rules import with_proximal
 from offbeat.core.parts import staleness as stale
-from offbeat.core.parts.proximal import with_proximal
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies import REGISTRY
 from offbeat.core.strategies.fedasync import FedAsync

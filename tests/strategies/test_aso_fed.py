@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.jobs import Job, Result, descend, make_local_job
+from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import Commit, Dispatch, LocalJob, LocalWork, Note, World
 from offbeat.core.strategies import REGISTRY
 from offbeat.core.strategies.aso_fed import AsoFed, DecayedGradients, attend, first_layer
@@ -30,6 +30,7 @@ from offbeat.scenario.models import Mlp
 from offbeat.scenario.streaming import Growing
 from offbeat.testing import ScriptedEngine, hand_world, layout_of, play, random_script, tiny_world
 from offbeat.testing.tiny_worlds import Sgd
+from offbeat.training.descent import descend, make_local_job
 
 TWO = {0: 30, 1: 70}  # N' = 100
 LAYER = layout_of([("layer", (2, 2), "param")])

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.jobs import Job, Optimizer, Result, descend, make_local_job
+from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import Commit, LocalJob, LocalWork, Note, Phase, World
 from offbeat.core.strategies.fed_ogd import FedOGD, Orthogonal, OrthogonalDifference
 from offbeat.testing import ScriptedEngine, TinyClients, hand_world, layout_of, tiny_layout, tiny_world
 from offbeat.testing.tiny_worlds import Sgd
-from offbeat.training.optimizers import LocalSGD
+from offbeat.training.descent import LocalSGD, Optimizer, descend, make_local_job
 
 THREE = {0: 10, 1: 10, 2: 10}
 TINY = 1e-12

@@ -6,7 +6,7 @@ from dataclasses import fields, replace
 import pytest
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.parts.proximal import Proximal
+from offbeat.core.local_rules import Proximal
 from offbeat.core.parts.staleness import Hinge, Polynomial
 from offbeat.core.protocol import LocalWork, Reject
 from offbeat.core.strategies.fedasync import FedAsync

@@ -6,8 +6,7 @@ import pytest
 import torch
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.jobs import PLAIN_RULE
-from offbeat.core.parts.proximal import Proximal
+from offbeat.core.local_rules import PLAIN_RULE, Proximal
 from offbeat.core.protocol import Commit, LocalWork, Note, Reject, Strategy
 from offbeat.core.strategies.fedat import FedAT
 from offbeat.core.strategies.fedavg import FedAvg

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import offbeat
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Job
-from offbeat.core.parts.proximal import Proximal
+from offbeat.core.local_rules import Proximal
 from offbeat.core.protocol import Dispatch, LocalJob, LocalWork, Note, Phase, Reject, World
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.fedpac import FedPAC, simplex

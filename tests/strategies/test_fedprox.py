@@ -5,12 +5,13 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.jobs import Job, Result, make_local_job
-from offbeat.core.parts.proximal import Proximal
+from offbeat.core.jobs import Job, Result
+from offbeat.core.local_rules import Proximal
 from offbeat.core.protocol import Commit, LocalJob, LocalWork, Note
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.fedprox import FedProx
 from offbeat.testing import ScriptedEngine, hand_world, play, random_script, tiny_world
+from offbeat.training.descent import make_local_job
 
 TWO = {0: 10, 1: 30}
 

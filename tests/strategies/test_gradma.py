@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.jobs import PLAIN_RULE, Job, descend, make_local_job
+from offbeat.core.jobs import Job
+from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.protocol import Commit, Gradient, LocalWork, Note, Strategy, World
 from offbeat.core.strategies import gradma
 from offbeat.core.strategies.fedavg import FedAvg
@@ -21,6 +22,7 @@ from offbeat.core.vector import flatten
 from offbeat.testing import ScriptedEngine, hand_world, layout_of, play, random_script, tiny_layout, tiny_world
 from offbeat.testing.tiny_worlds import Sgd
 from offbeat.training.client_data import ClientData
+from offbeat.training.descent import descend, make_local_job
 from offbeat.training.trainer import Trainer, Training
 
 TWO = {0: 10, 1: 30}

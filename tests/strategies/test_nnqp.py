@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import optimize
 from torch import Tensor
 
-from offbeat.core.parts import large_vectors
+from offbeat.core import vector
 from offbeat.core.strategies.gradma import nnqp
 from offbeat.core.strategies.gradma.nnqp import compute_gram, find_conflicts, solve, solve_three
 
@@ -291,8 +291,8 @@ def test_in_float32_random_and_correlated_programs_are_solved_to_its_precision()
 
 @pytest.mark.parametrize("rows", [2, nnqp.MAX_PAIRED_ROWS, nnqp.MAX_PAIRED_ROWS + 1])
 def test_long_rows_have_the_gram_matrix_of_short_ones(monkeypatch: pytest.MonkeyPatch, rows: int) -> None:
-    monkeypatch.setattr(large_vectors, "PIECES_SIZE", 1)  # in pieces, of which the last is a short one
-    size = 2 * large_vectors.MIN_PIECE + 5
+    monkeypatch.setattr(vector, "PIECES_SIZE", 1)  # in pieces, of which the last is a short one
+    size = 2 * vector.MIN_PIECE + 5
     G = torch.randn(rows, size, dtype=torch.float64, generator=torch.Generator().manual_seed(rows))
     torch.testing.assert_close(compute_gram(list(G), 3, size), G[:, 3:] @ G[:, 3:].mT, rtol=1e-12, atol=1e-9)
 

@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from offbeat.core import vector
 from offbeat.core.errors import ConfigError
-from offbeat.core.parts import large_vectors
 from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.protocol import ClientReady, Commit, Dispatch, LocalWork, Note, Reject, UpdateArrived, World
 from offbeat.core.snapshot import pack, pack_state
@@ -478,7 +478,7 @@ def test_a_checkpoint_stores_each_model_once(tmp_path: Path) -> None:
 
 def test_reused_memory_never_changes_a_model_in_use() -> None:
     made = torch.Generator().manual_seed(0)
-    size = 2 * large_vectors.MIN_REUSED_BYTES // 8
+    size = 2 * vector.MIN_REUSED_BYTES // 8
     world = World(
         model=torch.zeros(size, dtype=torch.float64),
         layout=layout_of([("w", (size,), "param")]),

@@ -12,7 +12,7 @@ from uneven_clients import jobs_of, trainer_of
 
 from offbeat.core.computed_rows import ComputedRows
 from offbeat.training.client_data import ClientData
-from offbeat.training.plan import Plan, order_seeds
+from offbeat.training.descent import Plan, order_seeds
 from offbeat.training.stacked.batch_order import concatenate_indexes, draw_batch_order
 from offbeat.training.trainer import Training
 

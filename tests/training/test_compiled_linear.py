@@ -20,7 +20,7 @@ from uneven_clients import RULES, SIZES, agree, jobs_of
 import offbeat.training.stacked
 from offbeat.core.computed_rows import ComputedRows
 from offbeat.core.jobs import Job, Result
-from offbeat.core.parts.proximal import Proximal
+from offbeat.core.local_rules import Proximal
 from offbeat.core.protocol import LocalWork
 from offbeat.core.vector import flatten
 from offbeat.training.client_data import ClientData

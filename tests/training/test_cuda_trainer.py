@@ -15,7 +15,7 @@ from uneven_clients import RULES, SIZES, Net, agree, extras_of, jobs_of, trainer
 
 from offbeat.core.errors import DataError
 from offbeat.core.jobs import CLIENT_STATISTICS, Job, Result
-from offbeat.core.parts.proximal import Proximal
+from offbeat.core.local_rules import Proximal
 from offbeat.core.protocol import LocalJob, LocalRule, LocalWork
 from offbeat.core.strategies.fed_ogd import Orthogonal
 from offbeat.core.strategies.fedpsa.sketch import Sketched

@@ -11,7 +11,7 @@ from test_stack_trainer import agree
 from torch import Tensor, nn
 
 from offbeat.core.jobs import Job
-from offbeat.core.parts.proximal import Proximal
+from offbeat.core.local_rules import Proximal
 from offbeat.core.protocol import LocalRule, LocalWork
 from offbeat.core.strategies.aso_fed import DecayedGradients
 from offbeat.core.vector import Layout, flatten

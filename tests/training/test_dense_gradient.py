@@ -10,13 +10,12 @@ from test_dense_chain import Doubled, classes, jobs_of, mlp, trainer_of
 from torch import Tensor, nn
 
 from offbeat.core.jobs import Job
-from offbeat.core.parts.proximal import Proximal
+from offbeat.core.local_rules import Proximal
 from offbeat.core.protocol import LocalRule, LocalWork
 from offbeat.core.strategies.aso_fed import DecayedGradients
 from offbeat.core.vector import Binding, flatten
 from offbeat.training.client_data import ClientData
-from offbeat.training.dense_gradient import DenseGradient
-from offbeat.training.gradient import Gradients
+from offbeat.training.gradient import DenseGradient, Gradients
 from offbeat.training.tasks import Classification, Regression
 from offbeat.training.trainer import Trainer, Training
 

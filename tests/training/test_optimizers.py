@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.jobs import Optimizer
-from offbeat.training.optimizers import LocalAdam, LocalAdamW, LocalSGD
+from offbeat.training.descent import LocalAdam, LocalAdamW, LocalSGD, Optimizer
 
 CASES: dict[str, tuple[Callable[[], Optimizer], Callable[[list[nn.Parameter], float], torch.optim.Optimizer]]] = {
     "sgd": (lambda: LocalSGD(), lambda p, lr: torch.optim.SGD(p, lr)),

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.jobs import Job, Result
-from offbeat.core.parts.proximal import Proximal
+from offbeat.core.local_rules import Proximal
 from offbeat.core.protocol import LocalJob, LocalRule, LocalWork
 from offbeat.core.vector import flatten
 from offbeat.training.client_data import ClientData

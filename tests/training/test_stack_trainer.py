@@ -14,7 +14,7 @@ from uneven_clients import RULES, Net, agree, jobs_of, trainer_of, vectors
 
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.jobs import CLIENT_STATISTICS, Job, Result
-from offbeat.core.parts.proximal import Proximal
+from offbeat.core.local_rules import Proximal
 from offbeat.core.protocol import Gradient, LocalJob, LocalRule, LocalWork
 from offbeat.core.strategies.fedpsa.sketch import Sketched
 from offbeat.core.vector import flatten

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.jobs import Job
-from offbeat.core.parts.proximal import Proximal
+from offbeat.core.local_rules import Proximal
 from offbeat.core.protocol import LocalJob, LocalRule, LocalWork, Phase
 from offbeat.core.vector import Binding, flatten
 from offbeat.training.client_data import ClientData

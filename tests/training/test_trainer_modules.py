@@ -13,7 +13,7 @@ from offbeat.core import draws
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalJob, LocalRule, LocalWork
 from offbeat.core.vector import flatten
-from offbeat.training import plan as batches
+from offbeat.training import descent as batches
 from offbeat.training.client_data import ClientData
 from offbeat.training.gradient import find_head
 from offbeat.training.trainer import Trainer, Training

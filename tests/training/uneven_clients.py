@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.jobs import Job, Result
-from offbeat.core.parts.proximal import Proximal
+from offbeat.core.local_rules import Proximal
 from offbeat.core.protocol import LocalRule, LocalWork
 from offbeat.core.strategies.aso_fed import DecayedGradients
 from offbeat.core.strategies.fed_ogd import Orthogonal, OrthogonalDifference

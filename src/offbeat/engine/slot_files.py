@@ -136,4 +136,4 @@ def slot_ranges(slots: Iterable[int]) -> list[list[int]]:
 
 def _bytes(tensor: Tensor) -> memoryview:
     array: npt.NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
-    return memoryview(array)
+    return array.data

@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from offbeat.core.draws import below
-from offbeat.core.jobs import PLAIN_RULE, Job, Result
+from offbeat.core.jobs import Job, Result
+from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.vector import Layout, largest_norm
 from offbeat.testing.tiny_worlds import TinyClients
 

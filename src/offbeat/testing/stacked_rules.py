@@ -9,19 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from offbeat.core.jobs import (
-    PLAIN_RULE,
-    Job,
-    Result,
-    make_local_job,
-    run_phase,
-    select_carry,
-    stack_carries,
-    stack_jobs,
-    to_column,
-)
+from offbeat.core.jobs import Job, Result, select_carry, stack_carries, stack_jobs, to_column
+from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.protocol import Gradient, LocalJob
 from offbeat.testing.tiny_worlds import Sgd, TinyClients, optimum
+from offbeat.training import make_local_job, run_phase
 
 STEP_VARIANTS = 3  # different numbers of steps in a stack, for jobs that name none
 

@@ -17,10 +17,12 @@ import torch
 from torch import Tensor
 
 from offbeat.core.draws import below
-from offbeat.core.jobs import PLAIN_RULE, Job, Rate, Result, descend, make_local_job
+from offbeat.core.jobs import Job, Rate, Result
+from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.protocol import Gradient, LocalJob, Phase, World
 from offbeat.core.strategy_contract import contract_of
 from offbeat.core.vector import Kind, Layout, Slice
+from offbeat.training import descend, make_local_job
 
 Named = tuple[str, tuple[int, ...], Kind]
 PARAMS: tuple[Named, ...] = (

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from offbeat.core.jobs import PLAIN_RULE, Job, Result
+from offbeat.core.jobs import Job, Result
+from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.protocol import LocalRule
+from offbeat.training.descent import Plan
 from offbeat.training.gradient import overrides
-from offbeat.training.plan import Plan
 from offbeat.training.torch_state import get_states, seeded, set_states
 from offbeat.training.trainer import Trainer
 

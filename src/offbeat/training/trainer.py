@@ -18,24 +18,27 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError, DataError, ProtocolError, require, unknown_name
-from offbeat.core.jobs import (
-    PLAIN_RULE,
-    Job,
-    Optimizer,
-    Result,
-    descend,
-    extract_client_statistics,
-    insert_client_statistics,
-    make_local_job,
-)
+from offbeat.core.jobs import Job, Result, extract_client_statistics, insert_client_statistics
+from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.protocol import LocalJob, LocalWork, Phase
 from offbeat.core.settings import Amount, BelowOne, Rate, Share, check, least
 from offbeat.core.vector import Binding
 from offbeat.training.client_data import ClientData, Pair, list_clients
+from offbeat.training.descent import (
+    CropFlip,
+    LocalAdam,
+    LocalAdamW,
+    LocalSGD,
+    Optimizer,
+    Plan,
+    Schedule,
+    batches_per_epoch,
+    descend,
+    has_batch_norm,
+    make_local_job,
+)
 from offbeat.training.dropout import step_keys
 from offbeat.training.gradient import BatchGradient, Gradients, find_head, preserved_state
-from offbeat.training.optimizers import LocalAdam, LocalAdamW, LocalSGD
-from offbeat.training.plan import CropFlip, Plan, Schedule, batches_per_epoch, has_batch_norm
 from offbeat.training.pooling import use_fast_pooling
 from offbeat.training.tasks import Loss, Task, as_task
 from offbeat.training.torch_state import device_generators, seeded

@@ -15,8 +15,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from offbeat.core.parts.large_vectors import new_vector
-from offbeat.core.vector import Layout
+from offbeat.core.vector import Layout, new_vector
 
 # use the method's weights, or omega = 1 and equal weights for all contributors (as APPFL)
 Statistics = Literal["mix", "replace"]

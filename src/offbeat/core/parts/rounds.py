@@ -14,10 +14,8 @@ from math import ceil
 import torch
 
 from offbeat.core.draws import sample
-from offbeat.core.parts.large_vectors import distance
-from offbeat.core.parts.selection import Sample, sample_size
+from offbeat.core.parts.selection import Sample, ServerState, sample_size
 from offbeat.core.parts.server_optimizers import Moments, ServerOptimizer
-from offbeat.core.parts.server_state import ServerState
 from offbeat.core.parts.vector_sums import WeightedSum
 from offbeat.core.protocol import (
     Action,
@@ -34,6 +32,7 @@ from offbeat.core.protocol import (
     UpdateArrived,
 )
 from offbeat.core.settings import Amount, Seconds, check
+from offbeat.core.vector import distance
 
 OPEN, DEADLINE = "round", "deadline"
 

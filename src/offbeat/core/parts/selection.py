@@ -1,4 +1,4 @@
-"""Selection of the next clients in asynchronous methods: all idle clients, or at most C in flight.
+"""The state of a server, and the selection of the next clients: all idle clients, or at most C in flight.
 
 With a limit, a free place is filled with a uniformly drawn client among those that are idle at the end of the instant
 (a timer set for `now`). Without this wait the clients with the lowest ids would always be chosen first.
@@ -9,22 +9,26 @@ from __future__ import annotations
 from array import array
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Annotated
+from typing import Annotated, Any, Self
+
+from torch import Tensor
 
 from offbeat.core.draws import below
-from offbeat.core.parts.server_state import ServerState
 from offbeat.core.protocol import (
     Action,
     ClientLost,
     ClientReady,
+    Commit,
     Dispatch,
     Event,
     LocalWork,
     SetTimer,
     TimerFired,
     UpdateArrived,
+    World,
 )
 from offbeat.core.settings import WHOLE, Must, least
+from offbeat.core.vector import Layout
 
 SELECT, STALLED = "select", "stalled"
 
@@ -41,6 +45,27 @@ Sample = Annotated[
 
 def _share(sample: object) -> bool:
     return isinstance(sample, float)
+
+
+@dataclass(slots=True, kw_only=True)
+class ServerState:
+    """Model, version, layout and seed; the state of a strategy inherits from this and adds its own fields."""
+
+    model: Tensor
+    version: int
+    layout: Layout
+    seed: int = 0
+
+    @classmethod
+    def of(cls, world: World, **fields: Any) -> Self:
+        """Create the initial state; `fields` are the strategy's own fields without a default."""
+        return cls(model=world.model, version=0, layout=world.layout, seed=world.seed, **fields)
+
+    def publish(self, model: Tensor) -> Commit:
+        """Store and commit the next version; the tensor must not change from now on."""
+        self.model = model
+        self.version += 1
+        return Commit(model)
 
 
 @dataclass(slots=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import require
-from offbeat.core.parts.large_vectors import new_vector, reusable_memory, split_together
+from offbeat.core.vector import new_vector, reusable_memory, split_together
 
 
 class ServerOptimizer(Protocol):

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.parts.buffer_statistics import Contributions
-from offbeat.core.parts.large_vectors import reusable_memory
-from offbeat.core.vector import Layout
+from offbeat.core.vector import Layout, reusable_memory
 
 
 @dataclass(slots=True)

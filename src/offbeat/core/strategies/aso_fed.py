@@ -44,7 +44,6 @@ from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import buffer_statistics
 from offbeat.core.parts.client_records import ClientExampleCounts
-from offbeat.core.parts.large_vectors import new_vector, reusable_memory
 from offbeat.core.parts.selection import Concurrency, Seated, next_clients
 from offbeat.core.protocol import (
     Action,
@@ -60,7 +59,7 @@ from offbeat.core.protocol import (
     World,
 )
 from offbeat.core.settings import BelowOne, Must, Rate, Settings, finite
-from offbeat.core.vector import Layout, Slice
+from offbeat.core.vector import Layout, Slice, new_vector, reusable_memory
 
 Feature = Literal["view", "literal", "off"]
 Order = Literal["eq", "alg2"]

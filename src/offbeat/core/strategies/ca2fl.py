@@ -28,11 +28,11 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.parts.client_records import Absences, EvictAfter
-from offbeat.core.parts.large_vectors import reusable_memory
 from offbeat.core.parts.selection import Concurrency, Seated, serve
 from offbeat.core.parts.vector_sums import RunningSum, WeightedSum
 from offbeat.core.protocol import Action, ClientReady, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import WHOLE, Rate, Settings, least
+from offbeat.core.vector import reusable_memory
 
 
 @dataclass(slots=True, kw_only=True)

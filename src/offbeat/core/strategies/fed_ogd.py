@@ -41,9 +41,7 @@ from offbeat.core.errors import require
 from offbeat.core.parts.buffer_statistics import Contributions, copy_client_statistics
 from offbeat.core.parts.client_records import Absences, EvictAfter
 from offbeat.core.parts.epochs import Epochs
-from offbeat.core.parts.large_vectors import new_vector, reusable_memory
-from offbeat.core.parts.selection import Concurrency
-from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.selection import Concurrency, ServerState
 from offbeat.core.parts.vector_sums import RunningSum
 from offbeat.core.protocol import (
     Action,
@@ -60,7 +58,7 @@ from offbeat.core.protocol import (
     World,
 )
 from offbeat.core.settings import Rate, Seconds, Settings
-from offbeat.core.vector import Layout
+from offbeat.core.vector import Layout, new_vector, reusable_memory
 
 NEGLIGIBLE = 1e-12  # per entry of the squared norm: a shorter basis has no direction
 

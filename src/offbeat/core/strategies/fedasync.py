@@ -24,15 +24,15 @@ import torch
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
+from offbeat.core.local_rules import with_proximal
 from offbeat.core.parts import buffer_statistics
 from offbeat.core.parts.buffer_statistics import Statistics
 from offbeat.core.parts.client_records import ClientExampleCounts, ClientWeight
-from offbeat.core.parts.large_vectors import reusable_memory
-from offbeat.core.parts.proximal import with_proximal
 from offbeat.core.parts.selection import Concurrency, Seated, serve
 from offbeat.core.parts.staleness import MaxStaleness, Polynomial, Staleness, as_staleness, reject_if_too_old
 from offbeat.core.protocol import Action, Event, LocalWork, UpdateArrived, World
 from offbeat.core.settings import Settings, Share
+from offbeat.core.vector import reusable_memory
 
 
 @dataclass(slots=True, kw_only=True)

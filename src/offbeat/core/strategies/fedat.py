@@ -35,10 +35,9 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.errors import require
-from offbeat.core.parts.proximal import with_proximal
+from offbeat.core.local_rules import with_proximal
 from offbeat.core.parts.rounds import DEADLINE, OPEN, Round, Rounds
-from offbeat.core.parts.selection import Sample
-from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.selection import Sample, ServerState
 from offbeat.core.parts.speed_profile import SpeedProfile, find_nearest, profile_turn, split_by_ratio, split_equally
 from offbeat.core.parts.vector_sums import WeightedSum
 from offbeat.core.protocol import (

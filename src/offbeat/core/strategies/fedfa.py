@@ -24,11 +24,11 @@ from torch import Tensor
 
 from offbeat.core.about import About
 from offbeat.core.parts.buffer_statistics import Contributions, copy_client_statistics
-from offbeat.core.parts.large_vectors import reusable_memory
 from offbeat.core.parts.selection import Concurrency, Seated, serve
 from offbeat.core.parts.vector_sums import RunningSum
 from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import WHOLE, Settings, least
+from offbeat.core.vector import reusable_memory
 
 
 @dataclass(slots=True)

@@ -22,12 +22,12 @@ from functools import cached_property
 from typing import ClassVar
 
 from offbeat.core.about import About
-from offbeat.core.parts.large_vectors import distance
-from offbeat.core.parts.proximal import with_proximal
+from offbeat.core.local_rules import with_proximal
 from offbeat.core.parts.rounds import AveragingState, Rounds, average_round
 from offbeat.core.parts.selection import Sample
 from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import Amount, NonNegative, Seconds, Settings
+from offbeat.core.vector import distance
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -24,10 +24,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, ClassVar
 
 from offbeat.core.about import About
-from offbeat.core.parts.large_vectors import distance
 from offbeat.core.parts.rounds import OPEN, Round, Rounds, RoundTurn
-from offbeat.core.parts.selection import Sample, sample_size
-from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.selection import Sample, ServerState, sample_size
 from offbeat.core.parts.speed_profile import ProfileTurn, SpeedProfile, profile_turn, sort_by_speed
 from offbeat.core.parts.vector_sums import WeightedSum
 from offbeat.core.protocol import (
@@ -43,6 +41,7 @@ from offbeat.core.protocol import (
     World,
 )
 from offbeat.core.settings import WHOLE, Seconds, Settings, least
+from offbeat.core.vector import distance
 
 
 @dataclass(slots=True, kw_only=True)

@@ -44,9 +44,8 @@ from offbeat.core.parts import buffer_statistics
 from offbeat.core.parts.buffer_statistics import Contributions
 from offbeat.core.parts.client_records import Absences, EvictAfter
 from offbeat.core.parts.epochs import Epochs
-from offbeat.core.parts.large_vectors import reusable_memory
 from offbeat.core.parts.rounds import Round, Rounds
-from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.selection import ServerState
 from offbeat.core.parts.vector_sums import RunningSum
 from offbeat.core.protocol import (
     Action,
@@ -60,6 +59,7 @@ from offbeat.core.protocol import (
     World,
 )
 from offbeat.core.settings import WHOLE, Rate, Seconds, Settings, least
+from offbeat.core.vector import reusable_memory
 
 
 @dataclass(slots=True, kw_only=True)

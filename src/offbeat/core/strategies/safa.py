@@ -41,9 +41,7 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.parts.buffer_statistics import Contributions
 from offbeat.core.parts.client_records import Absences, EvictAfter
-from offbeat.core.parts.large_vectors import reusable_memory
-from offbeat.core.parts.selection import Sample, sample_size
-from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.selection import Sample, ServerState, sample_size
 from offbeat.core.parts.vector_sums import RunningSum
 from offbeat.core.protocol import (
     Action,
@@ -60,6 +58,7 @@ from offbeat.core.protocol import (
     World,
 )
 from offbeat.core.settings import WHOLE, Seconds, Settings, least
+from offbeat.core.vector import reusable_memory
 
 ROUND = "round"  # timer that ends a round and begins the next: at the end of an instant, or at the cap
 

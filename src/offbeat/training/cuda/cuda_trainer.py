@@ -16,16 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, mse_loss
 
-from offbeat.core.jobs import (
-    PLAIN_RULE,
-    Job,
-    Result,
-    extract_client_statistics,
-    select_carry,
-    stack_carries,
-    stack_jobs,
-    to_column,
-)
+from offbeat.core.jobs import Job, Result, extract_client_statistics, select_carry, stack_carries, stack_jobs, to_column
+from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.protocol import LocalJob, LocalRule
 from offbeat.training.cuda.graph_step import CannotRecord, GraphProgram, Losses
 from offbeat.training.cuda.linear_softmax import LinearSoftmax, copy_vectors, is_sgd_with_pull

@@ -158,7 +158,7 @@ class GraphProgram:
         self._step.add_(1)
 
     def _apply_direction(self, d: Tensor, lr: Tensor) -> None:
-        """Apply the optimizers of training/optimizers.py, with rate zero for finished clients."""
+        """Apply the optimizers of training/descent.py, with rate zero for finished clients."""
         training, w = self._training, self.w
         decay = training.weight_decay
         if training.optimizer == "sgd":

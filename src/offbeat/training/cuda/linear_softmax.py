@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.jobs import Job, Result
-from offbeat.core.parts.proximal import Proximal
+from offbeat.core.local_rules import Proximal
 from offbeat.core.protocol import LocalRule
 from offbeat.training.client_data import ExampleIndex, transform_inputs
 from offbeat.training.gradient import overrides

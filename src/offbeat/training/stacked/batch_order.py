@@ -18,7 +18,7 @@ from torch import Tensor
 
 from offbeat.core.jobs import Job
 from offbeat.training.client_data import ExampleIndex
-from offbeat.training.plan import batches_per_epoch, order_generator, order_seeds, shuffled_epochs
+from offbeat.training.descent import batches_per_epoch, order_generator, order_seeds, shuffled_epochs
 from offbeat.training.stacked.convolution import has_kernels
 
 log = logging.getLogger("offbeat")

@@ -18,11 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from offbeat.core.jobs import PLAIN_RULE, Job, Result
+from offbeat.core.jobs import Job, Result
+from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.protocol import LocalRule
 from offbeat.training.client_data import ClientData
 from offbeat.training.cuda.linear_softmax import Layer, contiguous_base, find_single_layer, pull_strength
-from offbeat.training.plan import order_seeds
+from offbeat.training.descent import order_seeds
 from offbeat.training.stacked.dense_chain import DenseChain
 from offbeat.training.trainer import Trainer
 

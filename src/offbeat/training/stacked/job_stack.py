@@ -11,18 +11,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.jobs import (
-    PLAIN_RULE,
-    Job,
-    Result,
-    extract_client_statistics,
-    run_phase,
-    select_carry,
-    stack_carries,
-    stack_jobs,
-    to_column,
-)
+from offbeat.core.jobs import Job, Result, extract_client_statistics, select_carry, stack_carries, stack_jobs, to_column
+from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.protocol import LocalRule
+from offbeat.training.descent import run_phase
 from offbeat.training.dropout import step_keys
 from offbeat.training.rule_hooks import RuleHooks
 from offbeat.training.stacked.compiled_linear import CompiledLinear

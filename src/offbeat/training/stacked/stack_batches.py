@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from offbeat.training.client_data import ClientData, Pair
-from offbeat.training.plan import Plan
+from offbeat.training.descent import Plan
 
 MAX_GATHERED_VALUES = 2**20  # values of examples that are copied at a time, or one step's: an epoch of a few clients
 

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.core.errors import ProtocolError
-from offbeat.core.jobs import PLAIN_RULE, Job, Result
+from offbeat.core.jobs import Job, Result
+from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.protocol import LocalRule, LocalWork
 from offbeat.training.cuda.linear_softmax import is_sgd_with_pull
 from offbeat.training.gradient import overrides

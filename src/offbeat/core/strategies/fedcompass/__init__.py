@@ -46,7 +46,6 @@ from offbeat.core.errors import require
 from offbeat.core.parts import buffer_statistics
 from offbeat.core.parts.buffer_statistics import Contributions, Statistics
 from offbeat.core.parts.client_records import ClientExampleCounts, ClientWeight
-from offbeat.core.parts.large_vectors import reusable_memory
 from offbeat.core.parts.selection import Concurrency, Seated, next_clients
 from offbeat.core.parts.server_optimizers import Moments, Momentum, PlainStep
 from offbeat.core.parts.staleness import MaxStaleness, Polynomial, reject_if_too_old
@@ -54,6 +53,7 @@ from offbeat.core.parts.vector_sums import WeightedSum
 from offbeat.core.protocol import Action, ClientReady, Dispatch, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import BelowOne, Exponent, Settings, Share
 from offbeat.core.strategies.fedcompass.compass import Compass, Create, Schedule, ScheduleTurn, Speed, fastest_first
+from offbeat.core.vector import reusable_memory
 
 
 @dataclass(slots=True)

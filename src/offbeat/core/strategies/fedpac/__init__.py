@@ -41,8 +41,7 @@ from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts.client_records import Absences, EvictAfter
 from offbeat.core.parts.rounds import Round, Rounds
-from offbeat.core.parts.selection import Sample
-from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.selection import Sample, ServerState
 from offbeat.core.parts.vector_sums import WeightedSum
 from offbeat.core.protocol import Action, Dispatch, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import Amount, NonNegative, Positive, Seconds, Settings, above, least

@@ -12,9 +12,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy, mse_loss
 
 from offbeat.core.errors import ConfigError, require, unknown_name
-from offbeat.core.parts.large_vectors import new_vector
 from offbeat.core.protocol import LocalJob, LocalRule, LocalWork, Phase
-from offbeat.core.vector import Layout
+from offbeat.core.vector import Layout, new_vector
 
 
 @dataclass(frozen=True, slots=True)

@@ -45,13 +45,12 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.errors import ConfigError, require
 from offbeat.core.parts.buffer_statistics import Contributions, copy_client_statistics
-from offbeat.core.parts.large_vectors import MIN_PIECE, new_vector, split_together
 from offbeat.core.parts.selection import Concurrency, Seated, defer, must_step, serve
 from offbeat.core.parts.vector_sums import RunningSum
 from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import WHOLE, NonNegative, Positive, Settings, above, least
 from offbeat.core.strategies.fedpsa.sketch import Calibration, Fisher, GaussianSketch, Signal, Sketched
-from offbeat.core.vector import Layout
+from offbeat.core.vector import MIN_PIECE, Layout, new_vector, split_together
 
 MAX_RATIO = 1e100  # of M_cur / M_0; weights are equal far below
 

@@ -41,10 +41,8 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts.client_records import Absences, EvictAfter
-from offbeat.core.parts.large_vectors import MIN_PIECE, distance, reusable_memory, split_together
 from offbeat.core.parts.rounds import Round, Rounds
-from offbeat.core.parts.selection import Sample
-from offbeat.core.parts.server_state import ServerState
+from offbeat.core.parts.selection import Sample, ServerState
 from offbeat.core.parts.vector_sums import WeightedSum
 from offbeat.core.protocol import (
     Action,
@@ -60,7 +58,7 @@ from offbeat.core.protocol import (
 )
 from offbeat.core.settings import WHOLE, BelowOne, Must, Rate, Seconds, Settings, UpToOne, least
 from offbeat.core.strategies.gradma.nnqp import compute_gram, find_conflicts, solve_each, solve_three
-from offbeat.core.vector import Layout
+from offbeat.core.vector import MIN_PIECE, Layout, distance, reusable_memory, split_together
 
 LocalRate = Annotated[
     float | None,

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from offbeat.core.parts.large_vectors import MIN_PIECE, split_together
+from offbeat.core.vector import MIN_PIECE, split_together
 
 Matrix = NDArray[np.float64]
 

@@ -38,12 +38,12 @@ from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts import buffer_statistics
 from offbeat.core.parts.client_records import Absences, EvictAfter
-from offbeat.core.parts.large_vectors import new_vector, reusable_memory
 from offbeat.core.parts.selection import Concurrency, Seated, next_clients
 from offbeat.core.parts.staleness import MaxStaleness, Polynomial, reject_if_too_old
 from offbeat.core.protocol import Action, ClientLost, Dispatch, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import Exponent, Settings, Share
 from offbeat.core.strategies.orthofl.projection import add_orthogonal, remove_span_
+from offbeat.core.vector import new_vector, reusable_memory
 
 
 @dataclass(slots=True, kw_only=True)

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.parts.buffer_statistics import copy_client_statistics
-from offbeat.core.parts.large_vectors import new_vector
-from offbeat.core.vector import Layout
+from offbeat.core.vector import Layout, new_vector
 
 BLOCK = 1 << 18  # entries processed at once: short layers share calls, and long vectors stay in the caches
 NEGLIGIBLE = 1e-12  # per element of the squared norm

@@ -1,0 +1,15 @@
+from offbeat.engine.live.journal import Journal as Journal
+from offbeat.engine.live.live_engine import LiveEngine as LiveEngine
+from offbeat.engine.live.sites import SiteIds as SiteIds
+from offbeat.engine.live.sites import Timeouts as Timeouts
+from offbeat.engine.live.transport import Disconnected as Disconnected
+from offbeat.engine.live.transport import Farewell as Farewell
+from offbeat.engine.live.transport import Hello as Hello
+from offbeat.engine.live.transport import InvalidMessage as InvalidMessage
+from offbeat.engine.live.transport import JobAnswer as JobAnswer
+from offbeat.engine.live.transport import JobMessage as JobMessage
+from offbeat.engine.live.transport import Question as Question
+from offbeat.engine.live.transport import Scores as Scores
+from offbeat.engine.live.transport import ServerMessage as ServerMessage
+from offbeat.engine.live.transport import SiteMessage as SiteMessage
+from offbeat.engine.live.transport import Transport as Transport

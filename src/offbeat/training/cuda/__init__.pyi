@@ -1,0 +1,1 @@
+from offbeat.training.cuda.cuda_trainer import CudaTrainer as CudaTrainer

@@ -1,0 +1,1 @@
+from offbeat.training.stacked.stack_trainer import StackTrainer as StackTrainer
