@@ -1,18 +1,15 @@
-"""What the virtual-time engine costs: event rate, memory of idle clients, of an experiment with a million of them,
-overhead over a plain PyTorch loop.
+"""Measure the cost of the virtual-time engine: event rate, memory of clients, overhead over a plain PyTorch loop.
 
-    python bench/engine.py              all of it
+    python bench/engine.py              all measurements
     python bench/engine.py rate         one of rate, memory, million, overhead
 
-Ratios and memory carry over to other machines; rates do not, so they are printed with the machine's.
+Ratios and memory carry over to other machines. Rates do not, so the machine is printed with them.
 """
 
 from __future__ import annotations
 
 import copy
-import resource
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +22,15 @@ from pathlib import Path
 import simpy
 import torch
 
-from machine import machine, versions
+from measurement import (
+    cpu_seconds,
+    describe_machine,
+    format_median,
+    median_interval,
+    peak_memory_mb,
+    print_in_new_process,
+    versions,
+)
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import ClientReady, UpdateArrived, World
 from offbeat.core.strategies import FedAsync, FedBuff
@@ -50,22 +55,23 @@ from offbeat.training.client_data import ClientData
 from offbeat.training.trainer import Trainer, Training
 from offbeat.workers.batched import Batched
 from offbeat.workers.inline import Inline
-from plain import cpu, interval, plain_loop, told
+from workloads import plain_loop
 
-TEN = Layout((Slice("w", (10,), 0, 10, "param"),))
+LAYOUT = Layout((Slice("w", (10,), 0, 10, "param"),))
 ALTERNATIONS = 31
 
 
 def null_training(job: Job) -> Result:
+    """Return the base model without training."""
     return Result(job.ticket, job.base, job.num_examples, 1)
 
 
 class NullStack:
-    """Trains nothing, for all who wait at once: what the worker `batched` calls, which trains models so small."""
+    """Stacked training of the worker `batched` that returns the base model of every job."""
 
-    most = 1_000
+    max_jobs = 1_000
 
-    def attempt(self, jobs: Sequence[Job]) -> list[Result | Exception]:
+    def train_many(self, jobs: Sequence[Job]) -> list[Result | Exception]:
         return [null_training(job) for job in jobs]
 
     def close(self) -> None:
@@ -75,31 +81,32 @@ class NullStack:
 def null_engine(
     clients: int, updates: int, trace: Trace, strategy: FedAsync, worker: Worker | None = None
 ) -> VirtualEngine:
+    """Build an engine without training, for a model of 10 parameters."""
     counts = ExampleCounts.constant(clients, 10)
-    world = World(model=torch.zeros(10), layout=TEN, clients=counts)
+    world = World(model=torch.zeros(10), layout=LAYOUT, clients=counts)
     surroundings = SimulatedWorld(delays=Uniform(low=10.0, high=100.0), counts=counts, seed=0)
     worker = worker or Inline(null_training)
     return VirtualEngine(strategy, world, surroundings, worker, until=Until(updates=updates), trace=trace)
 
 
-def by_hand(clients: int, updates: int, trace: Trace, strategy: FedAsync) -> None:
-    """The same rows without an engine: strategy, gate and trace, called by one loop that knows all the answers.
+def run_by_hand(clients: int, updates: int, trace: Trace, strategy: FedAsync) -> None:
+    """Write the rows that the engine would write, with one loop that calls strategy, gate and trace directly.
 
-    Two events and two actions an update, the strategy between them, a duration drawn, the gate's verdict, a heap, a job
-    and its result, three rows of the trace. Nothing else is checked or could go otherwise: no legality of answers,
-    nobody who leaves or is lost, no timers, evaluation, checkpoints, other workers or worlds.
+    An update takes two events, two actions, a drawn duration, the verdict of the gate, a heap operation, a job with its
+    result, and three rows of the trace. Validation of actions, departures, losses, timers, evaluation, checkpoints
+    and other workers are missing.
     """
-    world = World(model=torch.zeros(10), layout=TEN, clients=ExampleCounts.constant(clients, 10))
-    delays, tell, state = Uniform(low=10.0, high=100.0), strategy.on_event, strategy.init(world)
+    world = World(model=torch.zeros(10), layout=LAYOUT, clients=ExampleCounts.constant(clients, 10))
+    delays, on_event, state = Uniform(low=10.0, high=100.0), strategy.on_event, strategy.init(world)
     means = [delays.mean_of(0, client) for client in range(clients)]
     sent, jobs, due = [0] * clients, dict[int, Job](), list[tuple[float, int, int]]()
-    inspect = Gate(TEN, world.model.dtype).inspect
-    rows, commits = trace._rows, trace._commits  # filled here: `add` is a call for each
+    inspect = Gate(LAYOUT, world.model.dtype).inspect
+    rows, commits = trace._rows, trace._commits  # appended to directly, which saves a call per row
     next_ticket, seq, version = count().__next__, 0, 0
 
     def dispatch(now: float, client: int) -> tuple[float, int, int]:
         nonlocal seq
-        (action,) = tell(state, ClientReady(now, client, 10))
+        (action,) = on_event(state, ClientReady(now, client, 10))
         ticket, index = next_ticket(), sent[client]
         sent[client] = index + 1
         jobs[ticket] = Job(ticket, client, index, action.model, version, action.work, 10, {}, 0, now)
@@ -117,7 +124,7 @@ def by_hand(clients: int, updates: int, trace: Trace, strategy: FedAsync) -> Non
         del jobs[ticket]
         rows.append((seq, now, "arrive", client, ticket, version, job.base_version, result.steps, 10, 40, None))
         event = UpdateArrived(now, client, ticket, job.base_version, job.base, result.local, 10, 1, job.started, {})
-        tell(state, event)
+        on_event(state, event)
         version += 1
         commits.append((seq + 1, now, version))
         seq += 2
@@ -129,48 +136,49 @@ def by_hand(clients: int, updates: int, trace: Trace, strategy: FedAsync) -> Non
 
 
 def rate(updates: int = 100_000, repeats: int = 7) -> None:
-    """Updates a second with null training: FedAsync, 10 parameters, 1,000 clients, gate and trace on; with `inline`,
-    and with `batched`, whose answers come in blocks. In turn with them the same rows by hand, and as many bare timeouts
-    of SimPy by 1,000 processes: what an update costs in these carries over to other machines.
+    """Measure updates per second without training: FedAsync, 10 parameters, 1,000 clients, gate and trace on.
+
+    The workers `inline` and `batched` (results in blocks) alternate with a hand-written loop and with as many timeouts
+    of 1,000 SimPy processes. The ratio to a SimPy timeout carries over to other machines.
     """
 
-    def alone(trace: Trace) -> None:
-        with one_thread(), infrequent_garbage_collection():  # as the engine runs
-            by_hand(1_000, updates, trace, FedAsync())
+    def hand_written(trace: Trace) -> None:
+        with one_thread(), infrequent_garbage_collection():  # like the engine
+            run_by_hand(1_000, updates, trace, FedAsync())
 
     contenders: dict[str, Callable[[Trace], object]] = {
         "an update": lambda trace: null_engine(1_000, updates, trace, FedAsync()).run(),
         "an update, worker batched": lambda trace: null_engine(
             1_000, updates, trace, FedAsync(), Batched(NullStack())
         ).run(),
-        "an update by hand": alone,
+        "an update by hand": hand_written,
     }
-    spent: dict[str, list[float]] = {who: [] for who in contenders}
-    walls, timeout = [], []
+    seconds: dict[str, list[float]] = {contender: [] for contender in contenders}
+    wall_times, simpy_seconds = [], []
     with tempfile.TemporaryDirectory() as folder:
         for i in range(repeats):
-            for who, work in contenders.items():
-                trace = Trace(Path(folder) / f"{i}-{who}.sqlite")
+            for contender, work in contenders.items():
+                trace = Trace(Path(folder) / f"{i}-{contender}.sqlite")
                 began = time.perf_counter()
-                spent[who].append(cpu(partial(work, trace)))
-                if who == "an update":
-                    walls.append(time.perf_counter() - began)
+                seconds[contender].append(cpu_seconds(partial(work, trace)))
+                if contender == "an update":
+                    wall_times.append(time.perf_counter() - began)
                 trace.close()
-            timeout.append(cpu(partial(timeouts, 1_000, updates)))
-    rates = [updates / took for took in spent["an update"]]
-    low, high = interval(rates)
+            simpy_seconds.append(cpu_seconds(partial(simpy_timeouts, 1_000, updates)))
+    rates = [updates / taken for taken in seconds["an update"]]
+    low, high = median_interval(rates)
     print(
         f"rate: {statistics.median(rates):,.0f} updates per second of CPU (median of {repeats}; 95 % interval "
         f"{low:,.0f} to {high:,.0f});"
-        f" {updates / statistics.median(walls):,.0f} by the clock on the wall"
+        f" {updates / statistics.median(wall_times):,.0f} per second of wall time"
     )
-    for who, took in spent.items():
-        ratios = [mine / simpys for mine, simpys in zip(took, timeout, strict=True)]
-        print(f"engine: {who} / a bare timeout of SimPy = {told(ratios)}")
+    for contender, times in seconds.items():
+        ratios = [taken / simpy for taken, simpy in zip(times, simpy_seconds, strict=True)]
+        print(f"engine: {contender} / a bare timeout of SimPy = {format_median(ratios)}")
 
 
-def timeouts(processes: int, number: int) -> None:
-    """So many timeouts, by processes that do nothing but wait."""
+def simpy_timeouts(processes: int, number: int) -> None:
+    """Simulate this many timeouts in processes that only wait."""
     environment = simpy.Environment()
 
     def wait(pause: float) -> Iterator[simpy.Event]:
@@ -183,60 +191,47 @@ def timeouts(processes: int, number: int) -> None:
 
 
 def memory(clients: int = 1_000_000) -> None:
-    """Peak memory of a fresh process that holds a million clients, 1,000 of them in flight."""
-    print(f"memory: {fresh(f'hold({clients})')}")
+    """Measure the peak memory of a new process that simulates a million clients, 1,000 of them at work."""
+    print(f"memory: {print_in_new_process('engine', f'simulate_clients({clients})')}")
 
 
-def fresh(call: str) -> str:
-    """What a function of this file prints in a process of its own."""
-    with tempfile.TemporaryDirectory() as folder:
-        code = f"import sys; sys.path.insert(0, {str(Path(__file__).parent.resolve())!r}); import engine as b; b.{call}"
-        return subprocess.run(
-            [sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-
-def hold(clients: int) -> None:
-    empty = peak_mb()
+def simulate_clients(clients: int) -> None:
+    empty = peak_memory_mb()
     null_engine(clients, 10_000, Trace(), FedAsync(concurrency=1_000)).run()
     print(
-        f"{peak_mb():.0f} MB in all with {clients:,} clients, 1,000 in flight ({empty:.0f} MB of it before the first "
+        f"{peak_memory_mb():.0f} MB with {clients:,} clients, 1,000 at work (of which {empty:.0f} MB before the first "
         "client)"
     )
 
 
 def million(clients: int = 1_000_000, updates: int = 3_000) -> None:
-    """Time and peak memory of an experiment: clients draw 10 to 30 digits each, FedBuff with 1,000 of them in
-    flight, a run folder.
+    """Measure time and peak memory of an experiment with a run folder.
+
+    Clients draw 10 to 30 digits each; FedBuff, 1,000 clients at work.
     """
-    print(f"million: {fresh(f'experiment({clients}, {updates})')}")
+    print(f"million: {print_in_new_process('engine', f'run_experiment({clients}, {updates})')}")
 
 
-def experiment(clients: int, updates: int) -> None:
-    empty, began = peak_mb(), time.perf_counter()
-    wanted = Experiment(
+def run_experiment(clients: int, updates: int) -> None:
+    empty, began = peak_memory_mb(), time.perf_counter()
+    experiment = Experiment(
         clients=clients,
         model=Linear(),
         partition=Draws(size=(10, 30), alpha=0.3),
         strategy=FedBuff(k=10, concurrency=min(clients, 1_000)),
         until=Until(updates=updates),
     )
-    run = create_run(Path("run"), wanted)
+    run = create_run(Path("run"), experiment)
     execute_run(run)
-    took, found = time.perf_counter() - began, run.summary()
+    seconds, summary = time.perf_counter() - began, run.summary()
     print(
-        f"{peak_mb():.0f} MB in all with {clients:,} clients of an experiment ({empty:.0f} MB of it before), "
-        f"{found.updates:,} updates"
-        f" in {took:.1f} s by the clock on the wall; acc {found.metrics['acc']:.3f}"
+        f"{peak_memory_mb():.0f} MB with {clients:,} clients of an experiment (of which {empty:.0f} MB before), "
+        f"{summary.updates:,} updates in {seconds:.1f} s of wall time; acc {summary.metrics['acc']:.3f}"
     )
 
 
-def peak_mb() -> float:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-
-
 def overhead(jobs: int = 40) -> None:
-    """CPU time of the engine over a plain PyTorch loop that does the same local trainings, digits CNN, alternating."""
+    """Compare the CPU time of the engine with a plain PyTorch loop over the same jobs (digits CNN), alternating."""
     data = load("digits")
     rows = Dirichlet(alpha=0.3).split(data.y_train, 20, seed=0)
     clients = ClientData.shared(data.x_train, data.y_train, rows)
@@ -262,14 +257,14 @@ def overhead(jobs: int = 40) -> None:
 
     with tempfile.TemporaryDirectory() as folder:
         torch.set_num_threads(1)
-        with_engine()  # warm up both, and learn who trains
+        with_engine()  # warms up, and records which client trains when
         with_a_loop()
-        ratios = [cpu(with_engine) / cpu(with_a_loop) for _ in range(ALTERNATIONS)]
-    print(f"overhead: engine / plain loop = {told(ratios)}")
+        ratios = [cpu_seconds(with_engine) / cpu_seconds(with_a_loop) for _ in range(ALTERNATIONS)]
+    print(f"overhead: engine / plain loop = {format_median(ratios)}")
 
 
 if __name__ == "__main__":
-    print(f"{machine()}; {versions('offbeat', 'torch', 'numpy', 'simpy')}")
+    print(f"{describe_machine()}; {versions('offbeat', 'torch', 'numpy', 'simpy')}")
     measures = {"rate": rate, "memory": memory, "million": million, "overhead": overhead}
     for name in sys.argv[1:] or measures:
         measures[name]()

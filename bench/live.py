@@ -1,8 +1,8 @@
-"""What an update costs on the live path beside its training: python bench/live.py
+"""Measure the time of an update in a live run in addition to its training: python bench/live.py
 
-One site on this machine (`offbeat serve --local 1`, loopback, no TLS), models of 0.2 and 40 MB, one local step a job.
-Told are the seconds of a round trip without those of training, as the run's trace has them, and what a trainer that is
-not resident would add: a process that imports, loads the data and builds the model before it can train.
+One site on this machine (`offbeat serve --local 1`, loopback, no TLS), models of 0.2 and 40 MB, one local step per job.
+Printed are the seconds of a round trip without those of training, from the trace of the run; and the time that a
+trainer process started for each job would add for importing, loading the data and building the model.
 """
 
 from __future__ import annotations
@@ -11,17 +11,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
-import time
+from functools import partial
 from pathlib import Path
 
-from machine import machine, versions
+from measurement import describe_machine, versions, wall_seconds
 
-MODELS = {
-    "0.2 MB": "[700]",
-    "40 MB": "[2200,4500]",
-}  # hidden layers of an MLP on digits: 53 thousand and 10 million weights
+# hidden layers of an MLP on digits: 53 thousand and 10 million weights
+MODELS = {"0.2 MB": "[700]", "40 MB": "[2200,4500]"}
 UPDATES = 6
-COLD = """
+COLD_START = """
 import sys
 from pathlib import Path
 from offbeat.deploy.site_client import Site
@@ -30,17 +28,15 @@ Site(Path(sys.argv[1]), "cold", Partition(0)).handle(Path(sys.argv[2]).read_byte
 """
 
 
-def settings(hidden: str) -> list[str]:
-    changes = ["model=mlp", f"model.hidden={hidden}", "strategy=fedasync", "training.steps=1", "evaluate_every=1000"]
-    return [word for change in changes for word in ("--set", change)]
+def changes(hidden: str) -> list[str]:
+    return ["model=mlp", f"model.hidden={hidden}", "strategy=fedasync", "training.steps=1", "evaluate_every=1000"]
 
 
-def live(hidden: str, folder: Path) -> list[tuple[float, float]]:
-    """(round trip, training) of each update but the first."""
+def round_trips(hidden: str, folder: Path) -> list[tuple[float, float]]:
+    """Run a federation and return the seconds of round trip and training of each update except the first."""
     command = [sys.executable, "-m", "offbeat", "serve", "quickstart", "--local", "1", "--out", str(folder)]
-    subprocess.run(
-        [*command, *settings(hidden), "--until", f"{UPDATES}updates", "--json"], check=True, capture_output=True
-    )
+    settings = [word for change in changes(hidden) for word in ("--set", change)]
+    subprocess.run([*command, *settings, "--until", f"{UPDATES}updates", "--json"], check=True, capture_output=True)
     from offbeat.metrics import trace_summary
 
     query = """SELECT a.now - d.now, n.value FROM trace d JOIN trace a ON a.ticket = d.ticket AND a.kind = 'arrive'
@@ -49,37 +45,37 @@ def live(hidden: str, folder: Path) -> list[tuple[float, float]]:
         return list(db.execute(query))[1:]
 
 
-def cold(hidden: str, folder: Path) -> float:
-    """Seconds from nothing to a site that could begin."""
+def cold_start(hidden: str, folder: Path) -> float:
+    """Return the seconds until a new process is ready to train."""
     from offbeat.cli.shared_options import load
     from offbeat.deploy import message_codec
     from offbeat.experiment.spec import experiment_files
 
-    changes = settings(hidden)[1::2]
-    experiment = load("quickstart", [*changes, "clients=1"], "6updates").experiment
+    experiment = load("quickstart", [*changes(hidden), "clients=1"], f"{UPDATES}updates").experiment
     greeting = folder / "greeting"
     greeting.write_bytes(
-        message_codec.encode(message_codec.Greeting("bench", experiment_files.dump(experiment), "any"), "bench")
+        message_codec.encode(message_codec.Greeting("bench", experiment_files.to_yaml(experiment), "any"), "bench")
     )
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", COLD, str(folder / "home"), str(greeting)], check=True)
-    return time.perf_counter() - began
+    command = [sys.executable, "-c", COLD_START, str(folder / "home"), str(greeting)]
+    return wall_seconds(partial(subprocess.run, command, check=True))
 
 
-def told(values: list[float]) -> str:
+def format_seconds(values: list[float]) -> str:
     return f"{statistics.median(values):.2f} s (median of {len(values)}, {min(values):.2f} to {max(values):.2f})"
 
 
 if __name__ == "__main__":
-    print(f"{machine()}; {versions('offbeat', 'torch', 'flwr')}")
+    print(f"{describe_machine()}; {versions('offbeat', 'torch', 'flwr')}")
     for name, hidden in MODELS.items():
-        with tempfile.TemporaryDirectory() as place:
-            trips = live(hidden, Path(place) / "run")
-            print(f"{name}: round trip without training {told([trip - trained for trip, trained in trips])}")
-            print(f"{name}: training itself {told([trained for _, trained in trips])}")
-            colds = []
+        with tempfile.TemporaryDirectory() as folder:
+            trips = round_trips(hidden, Path(folder) / "run")
+            print(
+                f"{name}: round trip without training {format_seconds([trip - training for trip, training in trips])}"
+            )
+            print(f"{name}: training {format_seconds([training for _, training in trips])}")
+            starts = []
             for number in range(3):
-                home = Path(place) / f"cold-{number}"
+                home = Path(folder) / f"cold-{number}"
                 home.mkdir()
-                colds.append(cold(hidden, home))
-            print(f"{name}: without a resident trainer, more by {told(colds)}")
+                starts.append(cold_start(hidden, home))
+            print(f"{name}: starting a trainer process for each job would add {format_seconds(starts)}")

@@ -1,10 +1,10 @@
-"""Every method, or every ablation too, on one world, several seeds: the tables of docs/strategies.
+"""Compare all methods, optionally with ablations, on one preset with several seeds: the tables of docs/strategies.
 
     python bench/methods.py digits --seeds 3 --jobs 2 --out table.md
     python bench/methods.py mnist --ablations
     python bench/methods.py mnist --only fedavg,orthofl
 
-Needs no YAML and writes no run folders, so it runs wherever the Python API does.
+It writes no run folders.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ HEAD = (
 )
 RULE = "|---|---|---|---|---|---|---|---|---|---|---|---|"
 
-# settings that are learning rates of clients, scaled by --rate
+# settings that are learning rates of clients, which --rate scales
 CLIENT_RATES = {
     "fedpac": ("lr",),
     "mifa": ("lr",),
@@ -97,10 +97,10 @@ def variant(label: str, rate: float) -> Any:
 
 
 def run(job: tuple[str, Experiment]) -> tuple[str, dict[str, float | None]]:
+    """Run one labelled experiment and return the label and the numbers of its table row."""
     label, experiment = job
     began = time.monotonic()
-    made = build.setup(experiment)
-    engine = build.build_engine(made, experiment)
+    engine = build.build_engine(build.setup(experiment), experiment)
     outcome = engine.run()
     engine.trace.flush()
     summary = trace_summary.summarize(engine.trace.db, experiment.population, experiment.target)
@@ -116,6 +116,8 @@ def run(job: tuple[str, Experiment]) -> tuple[str, dict[str, float | None]]:
 
 
 def row(label: str, results: list[dict[str, float]]) -> str:
+    """Format the table row of one method from the results of its seeds."""
+
     def mean(key: str) -> float:
         return fmean(r[key] for r in results)
 
@@ -127,11 +129,9 @@ def row(label: str, results: list[dict[str, float]]) -> str:
         else "not reached"
     )
     return (
-        f"| {label} | {mean('final'):.3f} ± {spread:.3f} | {mean('slowest'):.3f} | {mean('best'):.3f} | {reached} | "
-        f"{mean('updates'):.0f}"
-        f" | {mean('staleness'):.1f} | {mean('idle'):.0%} | {format_bytes(mean('down'))} | {format_bytes(mean('up'))} | "
-        f"{format_bytes(mean('memory'))}"
-        f" | {mean('server'):.2f} |"
+        f"| {label} | {mean('final'):.3f} ± {spread:.3f} | {mean('slowest'):.3f} | {mean('best'):.3f} | {reached} "
+        f"| {mean('updates'):.0f} | {mean('staleness'):.1f} | {mean('idle'):.0%} | {format_bytes(mean('down'))} "
+        f"| {format_bytes(mean('up'))} | {format_bytes(mean('memory'))} | {mean('server'):.2f} |"
     )
 
 
@@ -140,43 +140,45 @@ def main() -> None:
     parser.add_argument("preset", choices=("digits", "mnist"))
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
-    parser.add_argument("--ablations", action="store_true", help="each method's ablations as well")
-    parser.add_argument("--only", help="labels, with commas")
-    parser.add_argument("--until", type=float, help="virtual seconds")
+    parser.add_argument("--ablations", action="store_true", help="include the ablations of each method")
+    parser.add_argument("--only", help="labels, separated by commas")
+    parser.add_argument("--until", type=float, help="length in virtual seconds")
     parser.add_argument(
         "--every",
         type=float,
-        help="virtual seconds between evaluations; `local` evaluates every client's model each time",
+        help="virtual seconds between evaluations (`local` evaluates the model of every client each time)",
     )
-    parser.add_argument("--rate", type=float, default=1.0, help="times everyone's local learning rate")
-    parser.add_argument("--out", type=Path, help="also write the table here, and the numbers beside it as .json")
-    given = parser.parse_args()
-    base = load(given.preset).experiment
-    if given.until:
-        base = replace(base, until=replace(base.until, seconds=given.until))
-    if given.every:
-        base = replace(base, evaluate_every=given.every)
-    base = replace(base, training=replace(base.training, lr=base.training.lr * given.rate))
-    labels = given.only.split(",") if given.only else list(VARIANTS if given.ablations else REGISTRY)
+    parser.add_argument("--rate", type=float, default=1.0, help="factor for all local learning rates")
+    parser.add_argument(
+        "--out", type=Path, help="write the table to this file and the numbers to a .json file beside it"
+    )
+    options = parser.parse_args()
+    base = load(options.preset).experiment
+    if options.until:
+        base = replace(base, until=replace(base.until, seconds=options.until))
+    if options.every:
+        base = replace(base, evaluate_every=options.every)
+    base = replace(base, training=replace(base.training, lr=base.training.lr * options.rate))
+    labels = options.only.split(",") if options.only else list(VARIANTS if options.ablations else REGISTRY)
     jobs = [
-        (label, replace(base, strategy=variant(label, given.rate), seed=seed))
+        (label, replace(base, strategy=variant(label, options.rate), seed=seed))
         for label in labels
-        for seed in range(given.seeds)
+        for seed in range(options.seeds)
     ]
     results: dict[str, list[dict[str, float]]] = {label: [] for label in labels}
-    with ProcessPoolExecutor(given.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
+    with ProcessPoolExecutor(options.jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         for label, numbers in pool.map(run, jobs):
             results[label].append(numbers)
     lines = [HEAD, RULE, *(row(label, results[label]) for label in labels)]
     print("\n".join(lines))
     refused = {label: sum(r["refused"] for r in rs) for label, rs in results.items() if any(r["refused"] for r in rs)}
     print(
-        f"refused updates: {refused or 'none'}; host seconds a run: "
+        f"refused updates: {refused or 'none'}; host seconds per run: "
         f"{fmean(r['host'] for rs in results.values() for r in rs):.1f}"
     )
-    if given.out:
-        given.out.write_text("\n".join(lines) + "\n")
-        given.out.with_suffix(".json").write_text(json.dumps(results, indent=1))
+    if options.out:
+        options.out.write_text("\n".join(lines) + "\n")
+        options.out.with_suffix(".json").write_text(json.dumps(results, indent=1))
 
 
 if __name__ == "__main__":

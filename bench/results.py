@@ -1,10 +1,11 @@
-"""Writes bench/RESULTS.md: `make bench` runs the scripts for a CPU and writes their part, `make bench-peers` the other
-frameworks'. A part is replaced as a whole; the other one stays as it was.
+"""Write bench/RESULTS.md: `make bench` writes the part on CPUs, `make bench-peers` the part on other frameworks.
 
-    python bench/results.py             everything
-    python bench/results.py workers     one of the scripts; the page is not written
+    python bench/results.py             run all scripts and write the page
+    python bench/results.py workers     run one script and do not write the page
 
-What is read are the lines the scripts print: NAME: CONTENDER / AGAINST = MEDIAN (median of N, LOW to HIGH); MORE.
+Each part is replaced as a whole. Scripts print one line per ratio:
+
+    NAME: CONTENDER / REFERENCE = MEDIAN (median of N, LOW to HIGH); FURTHER TEXT
 """
 
 from __future__ import annotations
@@ -16,49 +17,51 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from machine import machine, today, versions
-from plain import digits
+from measurement import decimals, describe_machine, today, versions
 
 BENCH = Path(__file__).parent.resolve()
 PAGE = BENCH / "RESULTS.md"
 SCRIPTS = ("workers", "engine", "server_step")
-OURS, PEERS = "offbeat", "peers"  # the parts, in order
+OURS, PEERS = "offbeat", "peers"  # the parts, in this order
 HEAD = """# Results
 
-Written by `make bench` and `make bench-peers`; do not edit. Figures are ratios of contenders that ran in turn in the
-same process, medians with their range or, of more than twenty values, the 95 % interval of the median. What the
-worlds are stands in [`workloads.py`](workloads.py), what the plain loop does in [`plain.py`](plain.py).
+Written by `make bench` and `make bench-peers`; do not edit. Values are ratios of contenders that ran alternately in one
+process: medians with their range, or with the 95 % interval of the median for more than twenty values. The workloads
+and the plain loop are in [`workloads.py`](workloads.py).
 """
 LINE = re.compile(
-    r"(?P<name>\S+): (?P<who>.+?) / (?P<against>[^=]+?) = (?P<median>[\d.]+) "
+    r"(?P<name>\S+): (?P<contender>.+?) / (?P<reference>[^=]+?) = (?P<median>[\d.]+) "
     r"\((?P<spread>median of \d+, [^)]+)\)(?:; (?P<more>.*))?$"
 )
 
 
 @dataclass(frozen=True)
 class Ratio:
-    """One line of a script."""
+    """The ratio on one printed line of a script."""
 
     name: str
-    who: str
-    against: str
+    contender: str
+    reference: str
     median: float
     spread: str
     more: str = ""
 
     @property
     def cell(self) -> str:
-        return f"{self.median:.{digits(self.median)}f} ({self.spread})"
+        return f"{self.median:.{decimals(self.median)}f} ({self.spread})"
 
 
-def ratios(lines: Iterable[str]) -> list[Ratio]:
-    found = [LINE.match(line.strip()) for line in lines]
+def parse_ratios(lines: Iterable[str]) -> list[Ratio]:
+    """Parse the lines that contain a ratio and skip all others."""
+    matches = [LINE.match(line.strip()) for line in lines]
     return [
-        Ratio(m["name"], m["who"], m["against"], float(m["median"]), m["spread"], m["more"] or "") for m in found if m
+        Ratio(m["name"], m["contender"], m["reference"], float(m["median"]), m["spread"], m["more"] or "")
+        for m in matches
+        if m
     ]
 
 
-# what was to be reached: (name, contender) -> at most so many times what it is measured against
+# (name, contender): the largest ratio that meets the goal
 GOALS = {
     ("W2", "batched:1"): 0.35,
     ("W2", "batched:2"): 0.20,
@@ -66,77 +69,84 @@ GOALS = {
     ("engine", "an update"): 15.0,
     ("engine", "an update, worker batched"): 15.0,
 }
-TIMES = re.compile(r"needs [\d.]+, (?P<times>[\d.]+) times that")
-SMALL = ("LeNet5", "ResNet18-1D")  # of bench/server_step.py: no goal, and left off the page
-GOAL_TIMES = 3.0  # of what a formula must read and write
+TIMES_NEEDED = re.compile(r"needs [\d.]+, (?P<times>[\d.]+) times that")
+MAX_TIMES_NEEDED = 3.0  # goal of a server step: passes over those that its formula needs
+SMALL_MODELS = ("LeNet5", "ResNet18-1D")  # models of server_step.py without a goal; not on the page
 
 
-def verdict(median: float, goal: float) -> str:
-    kept = "reached" if median <= goal else f"missed by {100 * (median / goal - 1):.0f} %"
-    return f"≤ {goal:g}: {kept}"
+def verdict(value: float, goal: float) -> str:
+    """Say whether a value meets its goal, or by how much it misses it."""
+    return f"≤ {goal:g}: " + ("met" if value <= goal else f"missed by {100 * (value / goal - 1):.0f} %")
 
 
-def goal_of(ratio: Ratio) -> str:
-    if (goal := GOALS.get((ratio.name, ratio.who))) is not None:
+def goal_cell(ratio: Ratio) -> str:
+    """Compare a ratio with its goal; empty if it has none."""
+    if (goal := GOALS.get((ratio.name, ratio.contender))) is not None:
         return verdict(ratio.median, goal)
-    times = TIMES.search(ratio.more)
-    return verdict(float(times["times"]), GOAL_TIMES) + " of what is needed" if times else ""
+    times = TIMES_NEEDED.search(ratio.more)
+    return verdict(float(times["times"]), MAX_TIMES_NEEDED) + " (times needed)" if times else ""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Format a Markdown table."""
     lines = [head, ["---"] * len(head), *rows]
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines) + "\n"
 
 
-def rows_of(found: Iterable[Ratio]) -> list[list[str]]:
-    return [[r.name, r.who, r.against, r.cell, r.more, goal_of(r)] for r in found]
+COLUMNS = ("workload", "contender", "reference", "ratio", "more", "goal")
 
 
-COLUMNS = ("of", "contender", "against", "ratio", "also", "goal")
+def provenance(command: str, *packages: str) -> str:
+    """Return date, command, machine and versions in one line."""
+    return f"{today()}, `{command}`; {describe_machine()}; {versions(*packages)}.\n"
 
 
-def stamp(command: str, *packages: str) -> str:
-    return f"{today()}, `{command}`; {machine()}; {versions(*packages)}.\n"
-
-
-def ours(printed: dict[str, list[str]], failed: Sequence[str] = ()) -> str:
-    """The part of `make bench`: a table a script, and what it said besides."""
-    parts = ["## offbeat", stamp("make bench", "offbeat", "torch", "numpy", "numba")]
-    parts += [f"`bench/{name}.py` failed; its figures are missing or not whole.\n" for name in failed]
+def cpu_part(printed: dict[str, list[str]], failed: Sequence[str] = ()) -> str:
+    """Format the part of `make bench`: for each script a table of its ratios, then its other lines."""
+    parts = ["## offbeat", provenance("make bench", "offbeat", "torch", "numpy", "numba")]
+    parts += [f"`bench/{name}.py` failed; its results are missing or incomplete.\n" for name in failed]
     for name, lines in printed.items():
-        found = [ratio for ratio in ratios(lines) if ratio.name not in SMALL]
-        said = [line for line in lines if line.strip() and not LINE.match(line.strip())]
-        parts += [f"### bench/{name}.py", table(COLUMNS, rows_of(found)), *(["```", *said, "```\n"] if said else [])]
+        ratios = [ratio for ratio in parse_ratios(lines) if ratio.name not in SMALL_MODELS]
+        rows = [[r.name, r.contender, r.reference, r.cell, r.more, goal_cell(r)] for r in ratios]
+        other_lines = [line for line in lines if line.strip() and not LINE.match(line.strip())]
+        parts += [
+            f"### bench/{name}.py",
+            table(COLUMNS, rows),
+            *(["```", *other_lines, "```\n"] if other_lines else []),
+        ]
     return "\n".join(parts)
 
 
 # ---------------------------------------------------------------- the page
 
 
-def marks(part: str) -> tuple[str, str]:
+def markers(part: str) -> tuple[str, str]:
+    """Return the comments before and after a part."""
     return f"<!-- begin {part} -->\n", f"<!-- end {part} -->\n"
 
 
-def part_of(page: str, part: str) -> str:
-    """What stands between its marks, nothing where there are none."""
-    begin, end = marks(part)
+def extract_part(page: str, part: str) -> str:
+    """Return the text between the markers of a part; empty if they are missing."""
+    begin, end = markers(part)
     _, _, rest = page.partition(begin)
-    inside, found, _ = rest.partition(end)
-    return inside if found else ""
+    text, marker, _ = rest.partition(end)
+    return text if marker else ""
 
 
-def replaced(page: str, part: str, text: str) -> str:
-    """The page with one part new and the other as it was."""
-    kept = {name: part_of(page, name) for name in (OURS, PEERS)} | {part: text.rstrip() + "\n"}
-    return HEAD + "".join("\n" + marks(name)[0] + inside + marks(name)[1] for name, inside in kept.items() if inside)
+def replace_part(page: str, part: str, text: str) -> str:
+    """Return the page with a new text for one part; the other part does not change."""
+    parts = {name: extract_part(page, name) for name in (OURS, PEERS)} | {part: text.rstrip() + "\n"}
+    return HEAD + "".join(
+        "\n" + markers(name)[0] + inside + markers(name)[1] for name, inside in parts.items() if inside
+    )
 
 
-def write(part: str, text: str, page: Path = PAGE) -> None:
-    page.write_text(replaced(page.read_text() if page.exists() else "", part, text))
+def write_part(part: str, text: str, page: Path = PAGE) -> None:
+    page.write_text(replace_part(page.read_text() if page.exists() else "", part, text))
 
 
-def run(script: str) -> tuple[list[str], bool]:
-    """Its lines, shown as they come, and whether it ended well."""
+def run_script(script: str) -> tuple[list[str], bool]:
+    """Run a script and show its output; return its lines and whether it succeeded."""
     lines: list[str] = []
     with subprocess.Popen([sys.executable, "-u", BENCH / f"{script}.py"], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
@@ -148,12 +158,12 @@ def run(script: str) -> tuple[list[str], bool]:
 
 def main(chosen: Sequence[str]) -> int:
     if unknown := set(chosen) - set(SCRIPTS):
-        raise SystemExit(f"no script {', '.join(sorted(unknown))}: {', '.join(SCRIPTS)}")
-    ran = {script: run(script) for script in chosen or SCRIPTS}
-    failed = [script for script, (_, well) in ran.items() if not well]
+        raise SystemExit(f"unknown script {', '.join(sorted(unknown))}; choose from {', '.join(SCRIPTS)}")
+    outputs = {script: run_script(script) for script in chosen or SCRIPTS}
+    failed = [script for script, (_, succeeded) in outputs.items() if not succeeded]
     if not chosen:
-        write(OURS, ours({script: lines for script, (lines, _) in ran.items()}, failed))
-        print(f"written to {PAGE}")
+        write_part(OURS, cpu_part({script: lines for script, (lines, _) in outputs.items()}, failed))
+        print(f"wrote {PAGE}")
     return 1 if failed else 0
 
 

@@ -1,17 +1,15 @@
-"""What one server step costs, for every strategy of the registry, in passes over memory.
+"""Measure the cost of one server step of every strategy, in passes over memory.
 
     python bench/server_step.py                     all strategies, all five models
-    python bench/server_step.py orthofl fedasync    some of them
+    python bench/server_step.py orthofl fedasync    some strategies
 
-The models have the sizes and layouts of OrthoFL's Table 3 (float32). A step is the strategy's answer to one arriving
-update; a pass is torch.lerp over one vector of the same length, into memory that is already there. Both run on one
-thread, in turn, and are measured in CPU time, that of the operating system included (it hands out memory). The number
-that counts is their ratio: it carries over to other machines. Clients arrive in rotation, so that each update is as
-stale as there are other clients, and nothing is kept from being freed. What clients send lies in used memory, as the
-answers of worker processes do.
+The models have the sizes and layouts of OrthoFL's Table 3 (float32). A step is the strategy's response to one update. A
+pass is torch.lerp over one vector of the same length into existing memory. Both run alternately on one thread and are
+measured in CPU time, including the operating system, which allocates memory. Their ratio carries over to other
+machines. Clients arrive in rotation, so the staleness of each update is the number of other clients. Uploads are in
+memory that was used before, like the results of worker processes.
 
-Beside it stands what the method's formula must read and write (NEEDED), in passes too, and how many times that much the
-step takes.
+Each line also contains the passes that the method's formula needs (NEEDED) and how many times as many the step takes.
 """
 
 from __future__ import annotations
@@ -27,74 +25,74 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from machine import machine, versions
+from measurement import describe_machine, format_median, versions
 from offbeat.core.jobs import Job, Result
-from offbeat.core.parts.large_vectors import new_vector
 from offbeat.core.protocol import Action, Commit, Event, UpdateArrived, World
 from offbeat.core.strategies import REGISTRY
-from offbeat.core.vector import Layout, Slice
+from offbeat.core.vector import Layout, Slice, new_vector
 from offbeat.testing import ScriptedEngine
-from plain import told
+from results import MAX_TIMES_NEEDED
 
-STEPS = 61  # of which the median is taken
+STEPS = 61  # measured steps
 CLIENTS = 4
-# OrthoFL's calibration and aggregation take at most so many passes on models larger than this
-BOUND, LARGE = 8.0, 700_000
-TIMES = 3.0  # a step should take at most so many times what its formula needs
-A_PASS = 3  # vectors that one pass reads and writes
+LARGE = 700_000  # parameters above which a model has goals
+MAX_ORTHOFL_PASSES = 8.0  # goal for OrthoFL's calibration and aggregation on large models
+VECTORS_PER_PASS = 3  # vectors that one pass reads and writes
 
 Shape = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Needed:
-    """Vectors of the model's size that a formula must read (what it is given, and what the server keeps) and write (the
-    model, and what the server keeps), each once: what it makes in between could stay in registers. A tensor that is two
-    things at once, as base and model are in a round, counts once. `update` is an answer that commits nothing, None
-    where there is none in this rotation of four clients. `heads` are the same for vectors of the size of the model's
-    last layer, in an update and in a commit.
+class NeededVectors:
+    """Number of vectors of the model's size that a formula must read and write, each counted once.
+
+    It reads its inputs and the state of the server, and writes the model and the state. Intermediate values do not
+    count, because they could stay in registers. One tensor in two roles (base and model in a round) counts once.
     """
 
-    commit: int
-    update: int | None = None
-    heads: tuple[int, int] = (0, 0)
+    commit: int  # in a step that commits
+    update: int | None = None  # in a step that does not commit; None if this rotation of clients has no such step
+    heads: tuple[int, int] = (0, 0)  # vectors of the size of the last layer, in an update and in a commit
 
     def passes(self, layout: Layout) -> dict[str, float | None]:
+        """Convert the numbers to passes over a model."""
         last = layout.slices[-1].name.split(".")[0]
         head = sum(s.stop - s.start for s in layout.slices if s.name.split(".")[0] == last)
         counts = zip(("update", "commit"), (self.update, self.commit), self.heads, strict=True)
-        return {kind: None if n is None else (n + h * head / layout.size) / A_PASS for kind, n, h in counts}
+        return {kind: None if n is None else (n + h * head / layout.size) / VECTORS_PER_PASS for kind, n, h in counts}
 
 
 NEEDED = {
-    "fedavg": Needed(update=2 + 1, commit=2 + 1),  # sum, y -> sum | w
-    "fedprox": Needed(update=3 + 1, commit=3 + 1),  # and base, for the drift that is noted
-    "fedadam": Needed(update=2 + 1, commit=5 + 3),  # sum, y, w, m, v -> m, v, w
-    "fedavgm": Needed(update=2 + 1, commit=4 + 2),  # sum, y, w, v -> v, w
-    "fedasync": Needed(commit=2 + 1),  # w, y -> w
-    "fedbuff": Needed(update=3 + 1, commit=3 + 1),  # sum, y, base -> sum | w; the last base is w
-    "ca2fl": Needed(update=5 + 3, commit=6 + 4),  # y, base, h_i, sum, all -> h_i, sum, all | and h -> h_i, all, h, w
-    "fedat": Needed(commit=4 + 2),  # y, three other tiers -> w^(m), w
-    "fedfa": Needed(commit=3 + 2),  # y, the oldest, sum -> sum, w
-    # as fedavg; and of the size of a head, which is 5 % of MobileNetV2: class means, their sum -> both, the head; class
+    "fedavg": NeededVectors(update=2 + 1, commit=2 + 1),  # sum, y -> sum | w
+    "fedprox": NeededVectors(update=3 + 1, commit=3 + 1),  # and base, for the note on drift
+    "fedadam": NeededVectors(update=2 + 1, commit=5 + 3),  # sum, y, w, m, v -> m, v, w
+    "fedavgm": NeededVectors(update=2 + 1, commit=4 + 2),  # sum, y, w, v -> v, w
+    "fedasync": NeededVectors(commit=2 + 1),  # w, y -> w
+    "fedbuff": NeededVectors(update=3 + 1, commit=3 + 1),  # sum, y, base -> sum | w; the last base is w
+    "ca2fl": NeededVectors(
+        update=5 + 3, commit=6 + 4
+    ),  # y, base, h_i, sum, all -> h_i, sum, all | and h -> h_i, all, h, w
+    "fedat": NeededVectors(commit=4 + 2),  # y, three other tiers -> w^(m), w
+    "fedfa": NeededVectors(commit=3 + 2),  # y, the oldest, sum -> sum, w
+    # as fedavg; and vectors of the size of a head (5 % of MobileNetV2): class means, their sum -> both, the head; class
     # means, their sum, four h, three heads (the fourth is in y) -> class means, prototypes, four heads
-    "fedpac": Needed(update=2 + 1, commit=2 + 1, heads=(2 + 3, 9 + 6)),
-    "safa": Needed(update=3 + 1, commit=1 + 1),  # y, c_i, sum -> sum; sum -> w
-    "mifa": Needed(update=4 + 2, commit=4 + 3),  # y, base, G_i, sum -> G_i, sum | and w, which is the base
-    "flanp": Needed(update=2 + 1, commit=3 + 1),  # sum, y, w -> w
+    "fedpac": NeededVectors(update=2 + 1, commit=2 + 1, heads=(2 + 3, 9 + 6)),
+    "safa": NeededVectors(update=3 + 1, commit=1 + 1),  # y, c_i, sum -> sum; sum -> w
+    "mifa": NeededVectors(update=4 + 2, commit=4 + 3),  # y, base, G_i, sum -> G_i, sum | and w, which is the base
+    "flanp": NeededVectors(update=2 + 1, commit=3 + 1),  # sum, y, w -> w
     # y, base, sum -> D_i, sum; then y, w, sum, m~, three D_j -> m~, w: with beta_2 = 0 no D_i outlives the round. z is
-    # known when all of a tensor was read, so w and m are read again where it is large: once is counted, as in orthofl
-    "gradma": Needed(update=3 + 2, commit=7 + 2),
-    "local": Needed(update=0, commit=0),
-    "global": Needed(commit=0),
-    "orthofl": Needed(commit=4 + 2),  # Y, C, W, W^(tau+) -> C, W
-    "aso_fed": Needed(commit=3 + 2),  # y, base, w -> w, what is sent
-    # y, base -> Delta_i, which is what the paper's server keeps (y and base, kept as they came, would be three vectors
-    # a buffer less); y, w, which is its base, four Delta_j -> w
-    "fedpsa": Needed(update=2 + 1, commit=6 + 1),
-    # y, base, G_k, sum -> G_k, sum; then two G_k, sum, w -> sum, its basis, w: nobody is active here, that basis is 0
-    "fed_ogd": Needed(update=4 + 2, commit=4 + 3),
-    "fedcompass": Needed(update=2 + 1, commit=2 + 1),  # y, base -> sum, as the first of its group; sum, w -> w
+    # known after a tensor was read completely, so w and m of large tensors are read twice: counted once, as in orthofl
+    "gradma": NeededVectors(update=3 + 2, commit=7 + 2),
+    "local": NeededVectors(update=0, commit=0),
+    "global": NeededVectors(commit=0),
+    "orthofl": NeededVectors(commit=4 + 2),  # Y, C, W, W^(tau+) -> C, W
+    "aso_fed": NeededVectors(commit=3 + 2),  # y, base, w -> w, the model that is sent
+    # y, base -> Delta_i, which the paper's server stores (storing y and base would save three vectors per buffer);
+    # y, w (its base), four Delta_j -> w
+    "fedpsa": NeededVectors(update=2 + 1, commit=6 + 1),
+    # y, base, G_k, sum -> G_k, sum; then two G_k, sum, w -> sum, its basis, w: no client is active, so that basis is 0
+    "fed_ogd": NeededVectors(update=4 + 2, commit=4 + 3),
+    "fedcompass": NeededVectors(update=2 + 1, commit=2 + 1),  # y, base -> sum, as the first of its group; sum, w -> w
 }
 
 
@@ -107,7 +105,7 @@ def lenet() -> Iterator[Shape]:
 
 
 def resnet_1d(width: int = 11) -> Iterator[Shape]:
-    """ResNet-18 on series of nine channels, narrow enough for the 119 K parameters that are printed."""
+    """Yield the shapes of ResNet-18 for series of nine channels, narrow enough for the paper's 119 K parameters."""
     before = width
     yield from ((width, 9 * 7), (width,), (width,))
     for n in range(8):
@@ -120,7 +118,7 @@ def resnet_1d(width: int = 11) -> Iterator[Shape]:
 
 
 def distilbert_lora() -> Iterator[Shape]:
-    """Rank 8 on queries and values of six layers, and the classifier."""
+    """Yield the shapes of rank 8 on queries and values of six layers, and of the classifier."""
     yield from [(8, 768), (768, 8)] * (6 * 2)
     yield from ((768, 768), (768,), (20, 768), (20,))
 
@@ -146,7 +144,7 @@ def vgg11_bn() -> Iterator[Shape]:
     yield from ((10, 512), (10,))
 
 
-# name, tensors, milliseconds the authors report for their aggregation
+# name, shapes of the tensors, milliseconds that the authors report for their aggregation
 MODELS: tuple[tuple[str, Callable[[], Iterator[Shape]], int], ...] = (
     ("LeNet5", lenet, 3),
     ("ResNet18-1D", resnet_1d, 199),
@@ -157,7 +155,7 @@ MODELS: tuple[tuple[str, Callable[[], Iterator[Shape]], int], ...] = (
 
 
 def layout_of(shapes: Iterator[Shape]) -> Layout:
-    """A matrix begins a layer."""
+    """Build a layout in which every matrix begins a layer."""
     slices: list[Slice] = []
     end = layer = 0
     for n, shape in enumerate(shapes):
@@ -171,12 +169,12 @@ def layout_of(shapes: Iterator[Shape]) -> Layout:
 
 
 @dataclass
-class Timed:
-    """A strategy that is timed: the answer to an update that committed nothing, and the answer that committed."""
+class TimedStrategy:
+    """A strategy that measures its last response to an update."""
 
     strategy: Any
-    update: float | None = None
-    commit: float | None = None
+    update: float | None = None  # seconds of a response without a Commit
+    commit: float | None = None  # seconds of a response with one
 
     def init(self, world: World) -> Any:
         return self.strategy.init(world)
@@ -184,17 +182,17 @@ class Timed:
     def on_event(self, state: Any, event: Event) -> list[Action]:
         began = time.thread_time()
         actions: list[Action] = self.strategy.on_event(state, event)
-        took = time.thread_time() - began
+        seconds = time.thread_time() - began
         if any(isinstance(action, Commit) for action in actions):
-            self.commit = took
+            self.commit = seconds
         elif isinstance(event, UpdateArrived):
-            self.update = took
+            self.update = seconds
         return actions
 
 
-def drive(strategy: Any, layout: Layout, model: Tensor) -> Iterator[Timed]:
-    """Yields after each update, with how long it took; everything else happens in between."""
-    sketcher = getattr(strategy, "sketcher", None)  # what a probe computes is a client's work, not a server step
+def drive(strategy: Any, layout: Layout, model: Tensor) -> Iterator[TimedStrategy]:
+    """Deliver updates to the strategy and yield after each one."""
+    sketcher = getattr(strategy, "sketcher", None)  # probes are computed by clients, so they take no time here
     probe = None if sketcher is None else lambda vector: torch.ones(sketcher.k)
     noise = torch.randn_like(model)
 
@@ -204,7 +202,7 @@ def drive(strategy: Any, layout: Layout, model: Tensor) -> Iterator[Timed]:
         local = torch.add(job.base, noise.roll(job.client + job.index), alpha=0.01, out=new_vector(model))
         return Result(job.ticket, local, job.num_examples, 10, extras)
 
-    timed = Timed(strategy)
+    timed = TimedStrategy(strategy)
     world = World(model=model, layout=layout, clients=dict.fromkeys(range(CLIENTS), 10), probe=probe)
     engine = ScriptedEngine(timed, world, train, watch=lambda engine, entry: engine.log.clear())
     engine.start()
@@ -212,19 +210,19 @@ def drive(strategy: Any, layout: Layout, model: Tensor) -> Iterator[Timed]:
     while True:
         if not engine.ledger.open_tickets:
             if not engine.timers:
-                raise RuntimeError("nobody is at work and no timer is set")
+                raise RuntimeError("no client is at work and no timer is set")
             engine.advance(min(engine.timers.values()))
             continue
-        first = min(
-            engine.ledger.open_tickets, key=engine.ledger.open_tickets.__getitem__
-        )  # who was sent work longest ago
+        open_tickets = engine.ledger.open_tickets
+        longest_at_work = min(open_tickets, key=open_tickets.__getitem__)
         timed.update = timed.commit = None
-        engine.arrive(first, at=engine.now + 1.0)
+        engine.arrive(longest_at_work, at=engine.now + 1.0)
         engine.advance()
         yield timed
 
 
-def one_pass(model: Tensor) -> Callable[[], float]:
+def make_pass(model: Tensor) -> Callable[[], float]:
+    """Return a function that makes one pass over vectors like the model and returns its seconds."""
     a, b, out = model.clone(), torch.randn_like(model), torch.empty_like(model)
 
     def timed() -> float:
@@ -236,88 +234,81 @@ def one_pass(model: Tensor) -> Callable[[], float]:
 
 
 @dataclass
-class Measured:
-    """Seconds of updates that changed no model, of the answers that did, each with the pass that followed it."""
+class StepTimes:
+    """Seconds of steps without and with a Commit, each with the seconds of the pass that followed."""
 
     updates: list[tuple[float, float]] = field(default_factory=list)
     commits: list[tuple[float, float]] = field(default_factory=list)
-    passes: list[float] = field(default_factory=list)
 
 
-def measure(strategy: Any, layout: Layout, model: Tensor, plain: Callable[[], float]) -> Measured:
-    found = Measured()
-    driven = drive(strategy, layout, model)
+def measure(strategy: Any, layout: Layout, model: Tensor, make_one_pass: Callable[[], float]) -> StepTimes:
+    """Measure steps of the strategy and passes alternately."""
+    times = StepTimes()
+    steps = drive(strategy, layout, model)
     for n in range(STEPS + 3 * CLIENTS):
-        timed, took = next(driven), plain()
+        timed, pass_seconds = next(steps), make_one_pass()
         if n < 3 * CLIENTS:
-            continue  # until everybody has been stale, and memory is there
-        found.passes.append(took)
+            continue  # warm-up: every client was stale once and the memory is allocated
         if timed.update is not None:
-            found.updates.append((timed.update, took))
+            times.updates.append((timed.update, pass_seconds))
         if timed.commit is not None:
-            found.commits.append((timed.commit, took))
-    return found
+            times.commits.append((timed.commit, pass_seconds))
+    return times
 
 
-# ---------------------------------------------------------------- telling
+# ---------------------------------------------------------------- output
 
 
-@dataclass(frozen=True)
-class Told:
-    """A line, and how many times as long as needed it took."""
-
-    line: str
-    times: float | None
-
-    @staticmethod
-    def of(what: str, pairs: list[tuple[float, float]], wanted: float | None) -> Told | None:
-        """None where there is no such answer."""
-        if not pairs or wanted is None:
-            return None
-        passes = [step / plain for step, plain in pairs]
-        times = statistics.median(passes) / wanted if wanted else None
-        of_it = f"needs {wanted:.1f}, {times:.1f} times that; " if times is not None else ""
-        took = 1e3 * statistics.median(step for step, _ in pairs)
-        return Told(f"{what} / a pass = {told(passes)}; {of_it}{took:.3f} ms", times)
+def format_steps(label: str, pairs: list[tuple[float, float]], needed: float | None) -> tuple[str, float | None] | None:
+    """Format the line of one kind of step, and its passes over the needed ones; None if there is none."""
+    if not pairs or needed is None:
+        return None
+    passes = [step / one_pass for step, one_pass in pairs]
+    times_needed = statistics.median(passes) / needed if needed else None
+    comparison = f"needs {needed:.1f}, {times_needed:.1f} times that; " if times_needed is not None else ""
+    milliseconds = 1e3 * statistics.median(step for step, _ in pairs)
+    return f"{label} / a pass = {format_median(passes)}; {comparison}{milliseconds:.3f} ms", times_needed
 
 
 def main(names: list[str]) -> None:
     torch.set_num_threads(1)
-    print(f"{machine()}; {versions('offbeat', 'torch', 'numpy')}; one thread")
+    print(f"{describe_machine()}; {versions('offbeat', 'torch', 'numpy')}; one thread")
     print(
-        f"median of {STEPS} steps, and in passes made in turn with them (95 % interval); 'commit' is the answer that "
-        "changes the model, 'update' one that does not\n"
+        f"median of {STEPS} steps over alternating passes (95 % interval); 'commit' is a response that changes the "
+        "model, 'update' one that does not\n"
     )
-    worst, over = 0.0, list[str]()
+    worst, above_goal = 0.0, list[str]()
     for name, shapes, authors in MODELS:
         layout = layout_of(shapes())
         model = torch.randn(layout.size, generator=torch.Generator().manual_seed(0))
-        plain = one_pass(model)
-        alone = statistics.median(plain() for _ in range(STEPS))
+        make_one_pass = make_pass(model)
+        repeated = statistics.median(make_one_pass() for _ in range(STEPS))
         print(
-            f"{name}: {layout.size:,} parameters in {len(layout.slices)} tensors; a pass again and again "
-            f"{1e3 * alone:.3f} ms"
+            f"{name}: {layout.size:,} parameters in {len(layout.slices)} tensors; repeated passes take "
+            f"{1e3 * repeated:.3f} ms each"
         )
-        for chosen in names:
-            found, needed = measure(REGISTRY[chosen](), layout, model, plain), NEEDED[chosen].passes(layout)
-            rows = {
-                "update": Told.of(f"{name}: {chosen}'s update", found.updates, needed["update"]),
-                "commit": Told.of(f"{name}: {chosen}'s commit", found.commits, needed["commit"]),
-            }
-            for kind, row in rows.items():
+        for strategy in names:
+            times = measure(REGISTRY[strategy](), layout, model, make_one_pass)
+            needed = NEEDED[strategy].passes(layout)
+            for kind, pairs in {"update": times.updates, "commit": times.commits}.items():
+                row = format_steps(f"{name}: {strategy}'s {kind}", pairs, needed[kind])
                 if row is None:
                     continue
-                reported = f"; authors: {authors} ms" if (chosen, kind) == ("orthofl", "commit") else ""
-                print(row.line + reported, flush=True)
-                if layout.size > LARGE and row.times and row.times > TIMES:
-                    over.append(f"{chosen}'s {kind} {row.times:.1f} ({name})")
-            if chosen == "orthofl" and layout.size > LARGE:
-                worst = max(worst, statistics.median(step / plain for step, plain in found.commits))
+                line, times_needed = row
+                reported = f"; authors: {authors} ms" if (strategy, kind) == ("orthofl", "commit") else ""
+                print(line + reported, flush=True)
+                if layout.size > LARGE and times_needed and times_needed > MAX_TIMES_NEEDED:
+                    above_goal.append(f"{strategy}'s {kind} {times_needed:.1f} ({name})")
+            if strategy == "orthofl" and layout.size > LARGE:
+                worst = max(worst, statistics.median(step / one_pass for step, one_pass in times.commits))
         print()
-    print(f"above {LARGE:,} parameters, over {TIMES:g} times what is needed: {', '.join(over) or 'none'}")
+    print(
+        f"above {LARGE:,} parameters, over {MAX_TIMES_NEEDED:g} times the needed passes: "
+        f"{', '.join(above_goal) or 'none'}"
+    )
     if worst:
-        kept = "kept" if worst <= BOUND else "MISSED"
-        print(f"orthofl above {LARGE:,} parameters: {worst:.1f} passes at most (bound {BOUND:g}: {kept})")
+        result = "met" if worst <= MAX_ORTHOFL_PASSES else "MISSED"
+        print(f"orthofl above {LARGE:,} parameters: at most {worst:.1f} passes (goal {MAX_ORTHOFL_PASSES:g}: {result})")
 
 
 if __name__ == "__main__":

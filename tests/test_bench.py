@@ -1,4 +1,4 @@
-"""The scripts of bench/ still run, on a scale at which their numbers mean nothing."""
+"""The scripts of bench/ run at a very small scale."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ BENCH = Path(__file__).parents[1] / "bench"
 
 
 @pytest.fixture(autouse=True)
-def _threads():
-    """The scripts measure on one; who comes after them wants his own back."""
+def _restore_threads():
+    """Restore the number of threads, which the scripts set to one."""
     before = torch.get_num_threads()
     yield
     torch.set_num_threads(before)
 
 
-def script(name: str, patch: pytest.MonkeyPatch) -> ModuleType:
+def load_script(name: str, patch: pytest.MonkeyPatch) -> ModuleType:
+    """Import a script of bench/ as a module."""
     spec = importlib.util.spec_from_file_location(f"bench_{name}", BENCH / f"{name}.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    patch.setitem(sys.modules, spec.name, module)  # dataclasses look their module up
-    patch.syspath_prepend(BENCH)  # they share a file
+    patch.setitem(sys.modules, spec.name, module)  # dataclasses look up their module
+    patch.syspath_prepend(BENCH)  # for the modules that scripts share
     spec.loader.exec_module(module)
     return module
 
 
-def test_the_engine_is_measured(monkeypatch, capsys):
-    engine = script("engine", monkeypatch)
+def test_engine_benchmark(monkeypatch, capsys):
+    engine = load_script("engine", monkeypatch)
     monkeypatch.setattr(engine, "ALTERNATIONS", 1)
     engine.rate(updates=50, repeats=1)
     engine.memory(clients=2_000)
@@ -53,42 +54,42 @@ def test_the_engine_is_measured(monkeypatch, capsys):
     assert re.match(r"engine: an update / a bare timeout of SimPy = [\d.]+ \(median of 1, ", simpy)
     assert re.match(r"engine: an update, worker batched / a bare timeout of SimPy = [\d.]+ \(median of 1, ", batched)
     assert re.match(r"engine: an update by hand / a bare timeout of SimPy = [\d.]+ \(median of 1, ", by_hand)
-    assert re.match(r"memory: \d+ MB in all with 2,000 clients, 1,000 in flight", memory)
-    assert re.match(r"million: \d+ MB in all with 2,000 clients of an experiment .*, 20 updates in [\d.]+ s", million)
+    assert re.match(r"memory: \d+ MB with 2,000 clients, 1,000 at work", memory)
+    assert re.match(r"million: \d+ MB with 2,000 clients of an experiment .*, 20 updates in [\d.]+ s", million)
     assert re.match(r"overhead: engine / plain loop = \d+\.\d+ \(median of 1, ", overhead)
 
 
-def test_what_an_update_takes_by_hand_or_in_blocks_writes_the_rows_of_the_engine(monkeypatch):
-    engine = script("engine", monkeypatch)
+def test_the_hand_written_loop_and_blocks_write_the_same_rows_as_the_engine(monkeypatch):
+    engine = load_script("engine", monkeypatch)
     run, loop, blocks = Trace(), Trace(), Trace()
     engine.null_engine(7, 40, run, FedAsync()).run()
     engine.null_engine(7, 40, blocks, FedAsync(), engine.Batched(engine.NullStack())).run()
     assert blocks.digest() == run.digest()
-    engine.by_hand(7, 40, loop, FedAsync())
-    happened = "SELECT * FROM trace WHERE kind != 'stop' ORDER BY seq"
+    engine.run_by_hand(7, 40, loop, FedAsync())
+    all_rows = "SELECT * FROM trace WHERE kind != 'stop' ORDER BY seq"
     events = "SELECT now, kind, client, ticket, version, base_version, steps, examples, bytes FROM trace "
     events += "WHERE kind IN ('dispatch', 'arrive') ORDER BY seq"
     assert list(loop.rows(events)) == list(run.rows(events))
-    assert len(list(loop.rows(happened))) == len(list(run.rows(happened))) == 7 + 40 + 39
+    assert len(list(loop.rows(all_rows))) == len(list(run.rows(all_rows))) == 7 + 40 + 39
     commits = "SELECT now, version FROM commits ORDER BY seq"
     assert list(loop.rows(commits)) == list(run.rows(commits))
 
 
-def test_workers_are_measured(monkeypatch, capsys):
-    workers = script("workers", monkeypatch)
+def test_worker_benchmark(monkeypatch, capsys):
+    workers = load_script("workers", monkeypatch)
     monkeypatch.setattr(workers, "ROUNDS", 1)
     monkeypatch.setattr(workers, "EXAMPLES", 8)
-    monkeypatch.setitem(workers.WORLDS, "W2", replace(workers.WORLDS["W2"], updates=20))
-    chosen = ("inline", "processes:1", "batched:1")
-    workers.measure("W2", chosen)
+    monkeypatch.setitem(workers.WORKLOADS, "W2", replace(workers.WORKLOADS["W2"], updates=20))
+    names = ("inline", "processes:1", "batched:1")
+    workers.measure("W2", names)
     first, *rows = capsys.readouterr().out.splitlines()
     assert first.startswith("W2: 7,850 parameters, 20 jobs; the plain loop takes ")
-    for row, name in zip(rows, chosen, strict=True):
-        assert re.match(rf"W2: {name} / plain loop = \d+\.\d+ \(median of 1, \d+\.\d+ to \d+\.\d+\); work of ", row)
+    for row, name in zip(rows, names, strict=True):
+        assert re.match(rf"W2: {name} / plain loop = \d+\.\d+ \(median of 1, \d+\.\d+ to \d+\.\d+\); CPU time", row)
 
 
-def test_a_server_step_is_measured(monkeypatch, capsys):
-    step = script("server_step", monkeypatch)
+def test_server_step_benchmark(monkeypatch, capsys):
+    step = load_script("server_step", monkeypatch)
     monkeypatch.setattr(step, "STEPS", 2)
     monkeypatch.setattr(step, "MODELS", step.MODELS[:1])
     step.main(list(REGISTRY))
@@ -102,8 +103,8 @@ def test_a_server_step_is_measured(monkeypatch, capsys):
     assert set(step.NEEDED) == set(REGISTRY)
 
 
-def test_the_table_of_all_methods_is_made(monkeypatch):
-    methods = script("methods", monkeypatch)
+def test_table_of_methods(monkeypatch):
+    methods = load_script("methods", monkeypatch)
     experiment = load("digits").experiment
     label, numbers = methods.run(
         ("fedavg", replace(experiment, clients=4, until=replace(experiment.until, seconds=60.0)))
@@ -114,76 +115,78 @@ def test_the_table_of_all_methods_is_made(monkeypatch):
     assert re.match(r" 0\.\d+ ± 0\.000 ", cells[2])
 
 
-def test_growth_is_measured(monkeypatch, capsys, tmp_path):
-    scale = script("scale", monkeypatch)
+def test_growth_benchmark(monkeypatch, capsys, tmp_path):
+    scale = load_script("scale", monkeypatch)
     few = [scale.Point(clients=20, at_work=2), scale.Point(clients=200, at_work=2)]
     monkeypatch.setitem(scale.AXES, "clients", few)
     scale.main(["clients", "--events", "30", "--repeats", "1", "--json", f"{tmp_path}/s.json", "--plot", str(tmp_path)])
     printed = capsys.readouterr().out
     assert re.search(r"^ +200 +[\d.]+ +[\d.]+ +\d+$", printed, re.MULTILINE)
-    assert re.search(r"exponents: time -?[\d.]+, memory -?[\d.]+; -?\d+ bytes", printed)
+    assert re.search(r"exponents: time -?[\d.]+, memory -?[\d.]+; -?\d+ bytes per additional unit of clients", printed)
     assert json.loads((tmp_path / "s.json").read_text())["axes"][0]["axis"] == "clients"
     assert (tmp_path / "scale-clients.png").stat().st_size > 1000
 
 
 @pytest.mark.parametrize("method", ["ca2fl", "mifa"])
-def test_what_lies_beyond_memory_is_measured(method, monkeypatch, capsys, tmp_path):
-    stores = script("stores", monkeypatch)
+def test_client_memory_benchmark(method, monkeypatch, capsys, tmp_path):
+    stores = load_script("stores", monkeypatch)
     folder = tmp_path / "x"
     small = ["--clients", "30", "--parameters", "100", "--memory", "4kB", "--folder", str(folder)]
     stores.main([method, *small])
     printed = capsys.readouterr().out
     assert len(re.findall(r"^checkpoint: [\d.]+ s, [+-][\d.]+ GB on disk$", printed, re.MULTILINE)) == 3
-    assert re.search(r"^first answers: 3\d updates, [\d.]+ ms of wall and [\d.]+ ms of CPU each", printed, re.MULTILINE)
-    assert printed.count("resumed, again: read and checked in ") == 2
+    assert re.search(r"^first updates: 3\d updates, [\d.]+ ms wall time and [\d.]+ ms CPU", printed, re.MULTILINE)
+    assert printed.count("second updates: restored in ") == 2
     assert not folder.exists()
 
 
 # ---------------------------------------------------------------- the page of results
 
 
-def test_a_line_of_a_script_is_read_with_its_spread_and_what_follows(monkeypatch):
-    results, plain = script("results", monkeypatch), script("plain", monkeypatch)
-    line = f"W2: batched:1 / plain loop = {plain.told([0.3, 0.1, 0.2])}; work of all cores {plain.told([0.4])}"
-    (ratio,) = results.ratios([line, "W2: 7,850 parameters, 600 jobs", ""])
-    assert (ratio.name, ratio.who, ratio.against, ratio.median) == ("W2", "batched:1", "plain loop", 0.2)
+def test_a_printed_line_is_parsed_with_spread_and_further_text(monkeypatch):
+    results, measurement = load_script("results", monkeypatch), load_script("measurement", monkeypatch)
+    wall, cpu = measurement.format_median([0.3, 0.1, 0.2]), measurement.format_median([0.4])
+    line = f"W2: batched:1 / plain loop = {wall}; CPU time of all cores {cpu}"
+    (ratio,) = results.parse_ratios([line, "W2: 7,850 parameters, 600 jobs", ""])
+    assert (ratio.name, ratio.contender, ratio.reference, ratio.median) == ("W2", "batched:1", "plain loop", 0.2)
     assert ratio.cell == "0.200 (median of 3, 0.100 to 0.300)"
-    assert ratio.more == "work of all cores 0.400 (median of 1, 0.400 to 0.400)"
+    assert ratio.more == "CPU time of all cores 0.400 (median of 1, 0.400 to 0.400)"
 
 
-def test_of_many_values_the_interval_of_the_median_is_told(monkeypatch):
-    results, plain = script("results", monkeypatch), script("plain", monkeypatch)
+def test_many_values_are_summarized_by_the_interval_of_the_median(monkeypatch):
+    results, measurement = load_script("results", monkeypatch), load_script("measurement", monkeypatch)
     # ranks 25/2 -+ 0.98 sqrt(25) = 7.6 and 17.4 of 0 to 24, rounded down
-    told = plain.told([float(i) for i in range(25)])
-    assert told == "12.0 (median of 25, 95 % interval 7.0 to 17.0)"
-    (ratio,) = results.ratios([f"VGG11-BN: fedavg's commit / a pass = {told}; needs 1.0, 3.3 times that; 1.000 ms"])
-    assert results.goal_of(ratio) == "≤ 3: missed by 10 % of what is needed"
+    text = measurement.format_median([float(i) for i in range(25)])
+    assert text == "12.0 (median of 25, 95 % interval 7.0 to 17.0)"
+    line = f"VGG11-BN: fedavg's commit / a pass = {text}; needs 1.0, 3.3 times that; 1.000 ms"
+    (ratio,) = results.parse_ratios([line])
+    assert results.goal_cell(ratio) == "≤ 3: missed by 10 % (times needed)"
 
 
-@pytest.mark.parametrize(("median", "said"), [(0.35, "≤ 0.35: reached"), (0.42, "≤ 0.35: missed by 20 %")])
-def test_a_goal_is_reached_or_missed_by_so_much(median, said, monkeypatch):
-    results = script("results", monkeypatch)
-    assert results.goal_of(results.Ratio("W2", "batched:1", "plain loop", median, "")) == said
-    assert results.goal_of(results.Ratio("W2", "inline", "plain loop", median, "")) == ""
+@pytest.mark.parametrize(("median", "cell"), [(0.35, "≤ 0.35: met"), (0.42, "≤ 0.35: missed by 20 %")])
+def test_a_goal_is_met_or_missed_by_a_percentage(median, cell, monkeypatch):
+    results = load_script("results", monkeypatch)
+    assert results.goal_cell(results.Ratio("W2", "batched:1", "plain loop", median, "")) == cell
+    assert results.goal_cell(results.Ratio("W2", "inline", "plain loop", median, "")) == ""
 
 
-def test_a_part_of_the_page_is_replaced_and_the_other_stays(monkeypatch, tmp_path):
-    results, page = script("results", monkeypatch), tmp_path / "RESULTS.md"
-    results.write(results.PEERS, "theirs", page)
-    results.write(results.OURS, "first", page)
-    results.write(results.OURS, "second\n\n", page)
+def test_replacing_one_part_of_the_page_does_not_change_the_other(monkeypatch, tmp_path):
+    results, page = load_script("results", monkeypatch), tmp_path / "RESULTS.md"
+    results.write_part(results.PEERS, "theirs", page)
+    results.write_part(results.OURS, "first", page)
+    results.write_part(results.OURS, "second\n\n", page)
     text = page.read_text()
-    assert results.part_of(text, results.PEERS) == "theirs\n"
-    assert results.part_of(text, results.OURS) == "second\n"
-    assert text.index("second") < text.index("theirs")  # ours first, whoever wrote last
+    assert results.extract_part(text, results.PEERS) == "theirs\n"
+    assert results.extract_part(text, results.OURS) == "second\n"
+    assert text.index("second") < text.index("theirs")  # ours comes first in any order of writing
     assert text.count(results.HEAD) == 1
-    assert results.replaced(text, results.OURS, "second") == text
+    assert results.replace_part(text, results.OURS, "second") == text
 
 
-def test_the_part_of_ours_has_a_table_a_script_and_says_which_failed(monkeypatch):
-    results = script("results", monkeypatch)
+def test_the_cpu_part_has_a_table_per_script_and_names_failed_scripts(monkeypatch):
+    results = load_script("results", monkeypatch)
     lines = ["rate: 3 updates", "engine: an update / a bare timeout of SimPy = 30.0 (median of 7, 29.0 to 31.0)"]
-    text = results.ours({"engine": lines, "workers": []}, failed=["workers"])
+    text = results.cpu_part({"engine": lines, "workers": []}, failed=["workers"])
     row = (
         "| engine | an update | a bare timeout of SimPy | 30.0 (median of 7, 29.0 to 31.0) |  | ≤ 15: missed by 100 % |"
     )
@@ -193,36 +196,36 @@ def test_the_part_of_ours_has_a_table_a_script_and_says_which_failed(monkeypatch
     assert re.search(r"`make bench`; .* cores, .* GiB of memory, GPU .*; Python 3\.\d+\.\d+, offbeat .*, torch", text)
 
 
-def test_a_framework_that_cannot_be_installed_or_run_is_a_line_and_the_others_go_on(monkeypatch, capsys):
-    peers = script("peers/__main__", monkeypatch)
+def test_a_framework_that_fails_gets_a_line_and_the_others_are_measured(monkeypatch, capsys):
+    peers = load_script("peers/__main__", monkeypatch)
 
     def install(name: str) -> None:
         if name == "pfl":
-            raise peers.Failed("no such version")
+            raise peers.PeerFailed("no such version")
 
-    def measure(name: str, world: str, way: str) -> str:
-        if world == "W1":
-            raise peers.Failed("it broke")
-        return f"{world}: {name} 1.0, {way} / plain loop = 2.000 (median of 5, 1.000 to 3.000)"
+    def measure(name: str, workload: str, method: str) -> str:
+        if workload == "W1":
+            raise peers.PeerFailed("no memory")
+        return f"{workload}: {name} 1.0, {method} / plain loop = 2.000 (median of 5, 1.000 to 3.000)"
 
     monkeypatch.setattr(peers, "install", install)
     monkeypatch.setattr(peers, "measure", measure)
     lines, missing = peers.collect(["pfl", "fedlab"])
-    assert missing == ["pfl: cannot be installed: no such version", "W1: fedlab, FedAvg: cannot be run: it broke"]
-    text = peers.part(lines, missing)
+    assert missing == ["pfl: installation failed: no such version", "W1: fedlab, FedAvg: failed: no memory"]
+    text = peers.peers_part(lines, missing)
     assert "| W2 | fedlab 1.0, FedAvg | 2.000 (median of 5, 1.000 to 3.000) |  |" in text
-    assert "- W1: fedlab, FedAvg: cannot be run: it broke" in text
+    assert "- W1: fedlab, FedAvg: failed: no memory" in text
 
 
-def test_what_a_framework_started_ends_with_it(monkeypatch, tmp_path):
-    peers = script("peers/__main__", monkeypatch)
+def test_child_processes_of_a_framework_end_with_it(monkeypatch):
+    peers = load_script("peers/__main__", monkeypatch)
     started = subprocess.Popen(
         ["sh", "-c", "sleep 60 & echo $!; wait"], stdout=subprocess.PIPE, text=True, start_new_session=True
     )
     child = int(started.stdout.readline())
-    peers.end(started)
+    peers.end_process_group(started)
     assert started.returncode == -9
-    started.stdout.read()  # ends when no process holds it
+    started.stdout.read()  # returns when no process has the pipe open
 
     def has_ended() -> bool:
         try:

@@ -1,7 +1,7 @@
-"""The same arrivals through our strategies and through the servers of five other frameworks: `make crosscheck`.
+"""Process the same arrivals with our strategies and with the servers of five other frameworks: `make crosscheck`.
 
-Each row is one comparison of all weights after every arrival. Where the rules agree the largest difference must not
-exceed 1e-5; where we say that they differ, and in what, it must be large: a row that no longer holds fails the run.
+Each row compares all weights after every arrival. If the rules agree, the largest difference must be at most 1e-5. If
+a difference of the rules is documented, it must be large. Any other row fails the run.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import sys
 import warnings
 from importlib.metadata import version
 
-from arrivals import AGREE, Row
+from arrivals import MAX_DIFFERENCE, ComparisonRow
 
 PEERS = {
     "flgo": "with_flgo",
@@ -22,30 +22,30 @@ PEERS = {
 }
 
 
-def section(package: str, rows: list[Row]) -> list[str]:
+def format_section(package: str, rows: list[ComparisonRow]) -> list[str]:
     lines = [f"{package} {version(package)}", ""]
-    for row in sorted(rows, key=lambda row: bool(row.rule)):
-        verdict = "DOES NOT HOLD" if not row.holds else "differs" if row.rule else "same"
+    for row in sorted(rows, key=lambda row: bool(row.known_difference)):
+        verdict = "UNEXPECTED" if not row.as_documented else "differs" if row.known_difference else "same"
         lines += [f"  {verdict:7} {row.difference:7.1e}  {row.theirs}", f"                   {row.ours}"]
-        lines += [f"                   they: {row.rule}"] if row.rule else []
+        lines += [f"                   their rule: {row.known_difference}"] if row.known_difference else []
     return [*lines, ""]
 
 
 def main(chosen: list[str]) -> int:
-    rows: list[Row] = []
+    rows: list[ComparisonRow] = []
     for package in chosen or PEERS:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # theirs, about their own dependencies
-            found = list(importlib.import_module(PEERS[package]).rows())
-        print("\n".join(section(package, found)), flush=True)
-        rows += found
-    same = [row for row in rows if not row.rule]
-    broken = [row for row in rows if not row.holds]
+            warnings.simplefilter("ignore")  # about the dependencies of the frameworks
+            package_rows = list(importlib.import_module(PEERS[package]).rows())
+        print("\n".join(format_section(package, package_rows)), flush=True)
+        rows += package_rows
+    same = [row for row in rows if not row.known_difference]
+    broken = [row for row in rows if not row.as_documented]
     print(
         f"{len(same)} comparisons agree: largest difference {max(row.difference for row in same):.1e}, at most "
-        f"{AGREE:g} allowed"
+        f"{MAX_DIFFERENCE:g} allowed"
     )
-    print(f"{len(rows) - len(same)} rules differ, as documented; {len(broken)} rows do not hold")
+    print(f"{len(rows) - len(same)} rules differ, as documented; {len(broken)} rows are unexpected")
     return 1 if broken else 0
 
 

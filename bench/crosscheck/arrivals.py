@@ -1,52 +1,60 @@
-"""The same arrivals for two servers: ours is driven and recorded, theirs is fed the record and has to follow.
+"""Process the same arrivals with two servers: ours is run and recorded, theirs replays the record.
 
-Local models are given vectors, so nothing depends on training. What a client was sent, and so its delta and its
-staleness, each server works out for itself: if the rules agree, all of it agrees.
+Local models are random vectors, so nothing depends on training. Each server determines by itself which model a client
+received, and so its delta and its staleness.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from offbeat.core.protocol import Strategy
 from offbeat.testing import ScriptedEngine, hand_world
 
 Vector = NDArray[np.float64]
 
-EXAMPLES = {0: 10, 1: 25, 2: 40, 3: 15, 4: 60}  # of each client
-SECONDS = {0: 1.0, 1: 1.7, 2: 2.3, 3: 4.1, 4: 6.7}  # a local step takes it
+EXAMPLES = {0: 10, 1: 25, 2: 40, 3: 15, 4: 60}  # client -> number of examples
+SECONDS = {0: 1.0, 1: 1.7, 2: 2.3, 3: 4.1, 4: 6.7}  # client -> duration of a local step
 SIZE = 7
 START: Vector = np.random.default_rng(1).normal(size=SIZE)
-AGREE = 1e-5
+MAX_DIFFERENCE = 1e-5
 
 
 @dataclass(frozen=True)
-class Moment:
-    """One arrival, and where our server stood after it."""
+class Arrival:
+    """One arrival, and the state of our server after it."""
 
     now: float
     client: int
     local: Vector
     model: Vector
-    working: dict[int, int | None]  # client -> steps, of everybody with a job after it
-    closed: bool  # of a synchronous method: it was the last of its round
+    working: dict[int, int | None]  # clients with a job -> local steps
+    closes_round: bool  # in a synchronous method: the last arrival of its round
+
+
+class Weights(nn.Module):
+    """A model with one vector."""
+
+    def __init__(self, w: Vector = START) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.tensor(w))
 
 
 @dataclass
 class Peer:
-    """Their server. `base` and `since` (a version) are of the models it sent; `model` is what it would send now."""
+    """The server of another framework."""
 
-    model: Vector = field(default_factory=START.copy)
+    model: Vector = field(default_factory=START.copy)  # the current global model
     version: int = 0
-    base: dict[int, Vector] = field(default_factory=dict)
-    since: dict[int, int] = field(default_factory=dict)
-    steps: dict[int, int] = field(default_factory=dict)  # assigned, by those who assign
+    base: dict[int, Vector] = field(default_factory=dict)  # client -> model it received
+    since: dict[int, int] = field(default_factory=dict)  # client -> version of that model
+    steps: dict[int, int] = field(default_factory=dict)  # client -> assigned steps, if the method assigns them
 
     def serve(self, client: int) -> None:
         self.base[client] = self.model.copy()
@@ -55,8 +63,8 @@ class Peer:
     def arrive(self, client: int, local: Vector, now: float) -> None:
         raise NotImplementedError
 
-    def check(self, moment: Moment) -> None:
-        """Whatever else of theirs can be compared."""
+    def check(self, arrival: Arrival) -> None:
+        """Compare further state of the server."""
 
     def commit(self, model: Any) -> None:
         self.model = np.array(model, dtype=np.float64)
@@ -64,7 +72,7 @@ class Peer:
 
 
 class RoundPeer(Peer):
-    """Their server, of a synchronous method: it is handed a whole round at once."""
+    """The server of a synchronous method, which processes a whole round at once."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -73,7 +81,7 @@ class RoundPeer(Peer):
     def arrive(self, client: int, local: Vector, now: float) -> None:
         self.answers[client] = local
 
-    def close(self) -> None:
+    def close_round(self) -> None:
         answers, self.answers = self.answers, {}
         self.commit(self.average(answers))
 
@@ -81,77 +89,77 @@ class RoundPeer(Peer):
         raise NotImplementedError
 
 
-def recorded(
+def record_arrivals(
     strategy: Strategy, length: int = 60, seed: int = 0, late: float = 0.0, away: float = 0.0, present: int = 5
-) -> list[Moment]:
-    """Play our server. A job takes steps times seconds, up to a tenth more or less, or (a share of `late`) twice as
-    long; a share of `away` of the clients leave after their answer, for a while, and only the first `present` are there
-    from the start.
+) -> list[Arrival]:
+    """Run our server and record the arrivals.
+
+    The duration of a job varies by a tenth, and a share `late` of the jobs takes twice as long. With probability `away`
+    a client leaves for a while after its update. Only the first `present` clients are present at the start.
     """
     draw = np.random.default_rng(seed)
     engine = ScriptedEngine(strategy, hand_world(START.tolist(), EXAMPLES))
-    back = {client: 6.0 * client for client in EXAMPLES if client >= present}  # client -> when it comes
+    back = {client: 6.0 * client for client in EXAMPLES if client >= present}  # client -> time of its return
     for client in range(present):
         engine.ready(client)
     engine.advance()
-    due: dict[int, float] = {}  # ticket -> when it is answered
-    moments: list[Moment] = []
-    while len(moments) < length:
-        for ticket, job in engine.ledger.open.items():
-            if ticket not in due:  # the first job measures the client: it takes just as long as it should
-                slower = (
-                    1.0
-                    if job.index == 0
-                    else draw.uniform(1.9, 2.1)
-                    if draw.random() < late
-                    else draw.uniform(0.9, 1.1)
-                )
-                due[ticket] = job.started + (job.work.steps or 1) * SECONDS[job.client] * slower
-        if back and (not engine.ledger.open or min(back.values()) < min(due[ticket] for ticket in engine.ledger.open)):
+    due: dict[int, float] = {}  # ticket -> time of arrival
+    arrivals: list[Arrival] = []
+    while len(arrivals) < length:
+        open_jobs = engine.ledger.open_jobs
+        for ticket, job in open_jobs.items():
+            if ticket in due:
+                continue
+            if job.index == 0:
+                factor = 1.0  # exact, because the first job measures the speed of the client
+            else:
+                factor = draw.uniform(1.9, 2.1) if draw.random() < late else draw.uniform(0.9, 1.1)
+            due[ticket] = job.started + (job.work.steps or 1) * SECONDS[job.client] * factor
+        if back and (not open_jobs or min(back.values()) < min(due[ticket] for ticket in open_jobs)):
             client = min(back, key=back.__getitem__)
             engine.ready(client, at=max(back.pop(client), engine.now))
             engine.advance()
             continue
-        ticket = min(engine.ledger.open, key=lambda one: (due[one], one))
-        waiting = len(engine.ledger.open)
+        ticket = min(engine.ledger.open_jobs, key=lambda ticket: (due[ticket], ticket))
+        count = len(engine.ledger.open_jobs)
         engine.move(max(due[ticket], engine.now))
-        if len(engine.ledger.open) != waiting:
-            continue  # a timer gave somebody work meanwhile, who may be faster
-        client, local = engine.ledger.open[ticket].client, draw.normal(size=SIZE)
+        if len(engine.ledger.open_jobs) != count:
+            continue  # a timer started another job, which may end earlier
+        client, local = engine.ledger.open_jobs[ticket].client, draw.normal(size=SIZE)
         leaves = away > 0 and draw.random() < away
         if leaves:
             back[client] = engine.now + draw.uniform(5.0, 15.0)
         engine.arrive(client, torch.from_numpy(local), reachable=not leaves)
         engine.advance()
-        jobs = engine.ledger.open.values()
-        closed = all(job.started == engine.now for job in jobs)  # nobody is waited for any more
-        moments.append(
-            Moment(
+        jobs = engine.ledger.open_jobs.values()
+        closes_round = all(job.started == engine.now for job in jobs)
+        arrivals.append(
+            Arrival(
                 engine.now,
                 client,
                 local,
                 engine.model.numpy().copy(),
                 {job.client: job.work.steps for job in jobs},
-                closed,
+                closes_round,
             )
         )
-    return moments
+    return arrivals
 
 
-def difference(strategy: Strategy, peer: Peer, **how: Any) -> float:
-    """The largest difference of any weight at any moment."""
+def largest_difference(strategy: Strategy, peer: Peer, **how: Any) -> float:
+    """Return the largest difference of any weight after any arrival."""
     busy, largest = set(EXAMPLES), 0.0
     for client in sorted(busy):
         peer.serve(client)
-    for moment in recorded(strategy, **how):
-        peer.arrive(moment.client, moment.local, moment.now)
-        if isinstance(peer, RoundPeer) and moment.closed:
-            peer.close()
-        for client in sorted(moment.working.keys() - (busy - {moment.client})):
+    for arrival in record_arrivals(strategy, **how):
+        peer.arrive(arrival.client, arrival.local, arrival.now)
+        if isinstance(peer, RoundPeer) and arrival.closed:
+            peer.close_round()
+        for client in sorted(arrival.working.keys() - (busy - {arrival.client})):
             peer.serve(client)
-        peer.check(moment)
-        busy = set(moment.working)
-        largest = max(largest, float(np.abs(peer.model - moment.model).max()))
+        peer.check(arrival)
+        busy = set(arrival.working)
+        largest = max(largest, float(np.abs(peer.model - arrival.model).max()))
     return largest
 
 
@@ -159,40 +167,44 @@ def difference(strategy: Strategy, peer: Peer, **how: Any) -> float:
 
 
 @dataclass(frozen=True)
-class Row:
+class ComparisonRow:
+    """The result of one comparison."""
+
     package: str
     theirs: str
     ours: str
     difference: float
-    rule: str = ""  # what differs; empty: nothing does
+    known_difference: str = ""  # their rule, where it differs from ours
 
     @property
-    def holds(self) -> bool:
-        """They agree where we say so, and differ where we say so: a rule they have changed is found out."""
-        return self.difference > 1e-3 if self.rule else self.difference <= AGREE
+    def as_documented(self) -> bool:
+        """Whether the rules agree or differ as documented, so that a changed rule is detected."""
+        return self.difference > 1e-3 if self.known_difference else self.difference <= MAX_DIFFERENCE
 
 
-def spelled(strategy: Any) -> str:
-    """The strategy with the settings that are not its defaults."""
-    given = []
-    for one in fields(strategy):
-        value = getattr(strategy, one.name)
-        default = one.default_factory() if one.default_factory is not MISSING else one.default
+def format_strategy(strategy: Any) -> str:
+    """Format the strategy with the settings that differ from their defaults."""
+    changed = []
+    for setting in fields(strategy):
+        value = getattr(strategy, setting.name)
+        default = setting.default_factory() if setting.default_factory is not MISSING else setting.default
         if value != default:
-            given.append(f"{one.name}={value!r}")
-    return f"{type(strategy).__name__}({', '.join(given)})"
+            changed.append(f"{setting.name}={value!r}")
+    return f"{type(strategy).__name__}({', '.join(changed)})"
 
 
 @dataclass
 class Table:
+    """The comparisons with one framework."""
+
     package: str
-    rows: list[Row] = field(default_factory=list)
+    rows: list[ComparisonRow] = field(default_factory=list)
 
     def same(self, theirs: str, peer: Peer, strategy: Any, **how: Any) -> None:
-        self.rows.append(Row(self.package, theirs, spelled(strategy), difference(strategy, peer, **how)))
+        """Add a comparison of rules that agree."""
+        self.differs("", theirs, peer, strategy, **how)
 
     def differs(self, rule: str, theirs: str, peer: Peer, strategy: Any, **how: Any) -> None:
-        self.rows.append(Row(self.package, theirs, spelled(strategy), difference(strategy, peer, **how), rule))
-
-
-Check = Callable[[], Iterable[Row]]
+        """Add a comparison with a server whose rule differs from ours."""
+        difference = largest_difference(strategy, peer, **how)
+        self.rows.append(ComparisonRow(self.package, theirs, format_strategy(strategy), difference, rule))

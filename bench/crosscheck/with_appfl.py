@@ -1,4 +1,4 @@
-"""APPFL's aggregators, and its FedCompass scheduler with a clock that is set by the arrivals instead of the host's."""
+"""Compare with APPFL's aggregators and its FedCompass scheduler, whose clock is set by the arrivals."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from appfl.algorithm import aggregator as aggregators
 from appfl.algorithm.scheduler import CompassScheduler, compass_scheduler
-from arrivals import EXAMPLES, SECONDS, START, Moment, Peer, RoundPeer, Row, Table, Vector
+from arrivals import EXAMPLES, SECONDS, START, Arrival, ComparisonRow, Peer, RoundPeer, Table, Vector, Weights
 from omegaconf import OmegaConf
-from torch import nn
 
 from offbeat.core.strategies.fedadam import FedAdam
 from offbeat.core.strategies.fedasync import FedAsync
@@ -24,29 +23,23 @@ from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.core.strategies.fedcompass import FedCompass
 
 N = len(EXAMPLES)
-gc.freeze()  # optimize_memory, their default, collects garbage several times an update
+gc.freeze()  # optimize_memory, their default, collects garbage several times per update
 POLY = {"staleness_fn": "polynomial", "staleness_fn_kwargs": {"a": 0.5}}
 
 
-class Weights(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor(START))
-
-
-def made(name: str, configs: dict[str, Any]) -> Any:
+def make_aggregator(name: str, configs: dict[str, Any]) -> Any:
     configs = OmegaConf.create({"optimize_memory": False, **configs})
-    found = getattr(aggregators, name)(Weights(), configs, SimpleNamespace(warning=print))
+    aggregator = getattr(aggregators, name)(Weights(), configs, SimpleNamespace(warning=print))
     for client, n in EXAMPLES.items():
-        found.set_client_sample_size(client, n)
-    return found
+        aggregator.set_client_sample_size(client, n)
+    return aggregator
 
 
 class AsyncPeer(Peer):
     def __init__(self, name: str, **configs: Any) -> None:
         super().__init__()
         self.gradient_based = configs.get("gradient_based", False)
-        self.theirs = made(name, {**POLY, **configs})
+        self.theirs = make_aggregator(name, {**POLY, **configs})
 
     def serve(self, client: int) -> None:
         self.base[client] = self.theirs.get_parameters(client_id=client)["w"].numpy().copy()
@@ -59,7 +52,7 @@ class AsyncPeer(Peer):
 class SyncPeer(RoundPeer):
     def __init__(self, name: str, **configs: Any) -> None:
         super().__init__()
-        self.theirs = made(name, configs)
+        self.theirs = make_aggregator(name, configs)
 
     def average(self, answers: dict[int, Vector]) -> Vector:
         mean: Vector = self.theirs.aggregate({client: {"w": torch.tensor(local)} for client, local in answers.items()})[
@@ -69,7 +62,7 @@ class SyncPeer(RoundPeer):
 
 
 class CompassPeer(Peer):
-    """Scheduler and aggregator together. Their warm-up differs (see docs), so the first speeds are given to it."""
+    """Scheduler and aggregator together; their warm-up differs (see docs), so it starts with known speeds."""
 
     def __init__(self, momentum: float, gradient_based: bool = True) -> None:
         super().__init__()
@@ -83,7 +76,7 @@ class CompassPeer(Peer):
             "speed_momentum": momentum,
             "num_clients": N, "optimize_memory": False,
         }  # fmt: skip
-        inner = made(
+        inner = make_aggregator(
             "FedCompassAggregator", {**POLY, "alpha": alpha, "num_clients": N, "gradient_based": gradient_based}
         )
         self.gradient_based = gradient_based
@@ -105,14 +98,14 @@ class CompassPeer(Peer):
         return SimpleNamespace(start=start, cancel=lambda: None)
 
     def serve(self, client: int) -> None:
-        """Their scheduler serves by itself."""
+        """Do nothing, because the scheduler dispatches by itself."""
 
     def arrive(self, client: int, local: Vector, now: float) -> None:
         while due := [timer for timer in self.timers if timer[0] < now]:
-            first = min(due, key=lambda timer: timer[0])
-            self.timers.remove(first)
-            self.now = first[0]
-            first[1]()
+            earliest = min(due, key=lambda timer: timer[0])
+            self.timers.remove(earliest)
+            self.now, fire = earliest
+            fire()
             self._collect()
         self.now = now
         upload = self.base[client] - local if self.gradient_based else local
@@ -128,68 +121,71 @@ class CompassPeer(Peer):
 
     def _collect(self) -> None:
         for client in [client for client, future in self.futures.items() if future.done()]:
-            model, told = self.futures.pop(client).result()
-            self.base[client], self.steps[client] = model["w"].numpy().copy(), told["local_steps"]
+            model, metadata = self.futures.pop(client).result()
+            self.base[client], self.steps[client] = model["w"].numpy().copy(), metadata["local_steps"]
 
-    def check(self, moment: Moment) -> None:
-        if self.steps != moment.working:
-            raise AssertionError(f"at {moment.now:g} s they assigned {self.steps}, we {moment.working}")
+    def check(self, arrival: Arrival) -> None:
+        if self.steps != arrival.working:
+            raise AssertionError(f"at {arrival.now:g} s APPFL assigned {self.steps} steps, we {arrival.working}")
 
 
-class KeepingCompassPeer(CompassPeer):
-    """A late update gets a key of its own in their general buffer: what is merged into it cannot replace it."""
+class SeparateLateCompassPeer(CompassPeer):
+    """APPFL with a unique key for each late update in its general buffer, so that no later update replaces it."""
 
     def arrive(self, client: int, local: Vector, now: float) -> None:
         super().arrive(client, local, now)
-        for held in self.theirs.general_buffer.values():
-            if client in held:
-                held[f"{client} at {now}"] = held.pop(client)
+        for updates in self.theirs.general_buffer.values():
+            if client in updates:
+                updates[f"{client} at {now}"] = updates.pop(client)
 
 
-def rows() -> Iterable[Row]:
+def rows() -> Iterable[ComparisonRow]:
     table = Table("appfl")
-    whole = {"alpha": 0.6, "gradient_based": True}
+    deltas = {"alpha": 0.6, "gradient_based": True}
     for memory in (True, False):
         table.same(
             f"FedAsyncAggregator, gradient_based, optimize_memory={memory}",
-            AsyncPeer("FedAsyncAggregator", num_clients=N, optimize_memory=memory, **whole),
+            AsyncPeer("FedAsyncAggregator", num_clients=N, optimize_memory=memory, **deltas),
             FedAsync(mode="delta", client_weight="equal"),
         )
     sizes = {"client_weights_mode": "sample_size"}
     table.same(
-        "FedAsyncAggregator, gradient_based, sample_size", AsyncPeer("FedAsyncAggregator", **sizes, **whole),
+        "FedAsyncAggregator, gradient_based, sample_size", AsyncPeer("FedAsyncAggregator", **sizes, **deltas),
         FedAsync(mode="delta", client_weight="examples"),
     )  # fmt: skip
-    table.same("FedAsyncAggregator, num_clients not given", AsyncPeer("FedAsyncAggregator", alpha=0.6), FedAsync())
+    table.same("FedAsyncAggregator without num_clients", AsyncPeer("FedAsyncAggregator", alpha=0.6), FedAsync())
     table.differs(
-        "every upload is also weighted with 1 / num_clients (or n_k / n), which the paper does not do",
+        "every upload is also weighted with 1 / num_clients (or n_k / n), unlike in the paper",
         "FedAsyncAggregator", AsyncPeer("FedAsyncAggregator", alpha=0.6, num_clients=N), FedAsync(),
     )  # fmt: skip
     table.same("FedAsyncAggregator", AsyncPeer("FedAsyncAggregator", alpha=0.6, num_clients=N), FedAsync(alpha=0.6 / N))
     table.differs(
-        "weights n_k / n in the mixing form: we have p_k only with mode='delta'", "FedAsyncAggregator, sample_size",
+        "weights n_k / n in the mixing form; here p_k exists only with mode='delta'", "FedAsyncAggregator, sample_size",
         AsyncPeer("FedAsyncAggregator", alpha=0.6, **sizes), FedAsync(mode="delta", client_weight="examples"),
     )  # fmt: skip
     table.same(
-        "FedBuffAggregator, gradient_based", AsyncPeer("FedBuffAggregator", K=3, num_clients=N, **whole),
+        "FedBuffAggregator, gradient_based", AsyncPeer("FedBuffAggregator", K=3, num_clients=N, **deltas),
         FedBuff(k=3, lr=0.6, client_weight="equal"),
     )  # fmt: skip
     table.same(
-        "FedBuffAggregator, gradient_based, sample_size", AsyncPeer("FedBuffAggregator", K=3, **sizes, **whole),
+        "FedBuffAggregator, gradient_based, sample_size", AsyncPeer("FedBuffAggregator", K=3, **sizes, **deltas),
         FedBuff(k=3, lr=0.6, client_weight="examples"),
     )  # fmt: skip
     table.differs(
-        "alpha s(u) p_k, summed and not divided by K", "FedBuffAggregator, gradient_based",
-        AsyncPeer("FedBuffAggregator", K=3, num_clients=N, **whole), FedBuff(k=3, lr=0.6),
+        "a sum of alpha s(u) p_k Delta_k, not divided by K", "FedBuffAggregator, gradient_based",
+        AsyncPeer("FedBuffAggregator", K=3, num_clients=N, **deltas), FedBuff(k=3, lr=0.6),
     )  # fmt: skip
     table.differs(
-        "without gradient_based the buffer holds local - the model of now, not local - base: not offered",
+        "without gradient_based the buffer contains local - current model, not local - base; not available here",
         "FedBuffAggregator", AsyncPeer("FedBuffAggregator", K=3, num_clients=N, alpha=0.6),
         FedBuff(k=3, lr=0.6, client_weight="equal"),
     )  # fmt: skip
     table.same("FedAvgAggregator, sample_size", SyncPeer("FedAvgAggregator", **sizes), FedAvg(sample=3))
     table.differs(
-        "the default: equal weights, whatever n_k", "FedAvgAggregator", SyncPeer("FedAvgAggregator"), FedAvg(sample=3)
+        "the default: equal weights, independent of n_k",
+        "FedAvgAggregator",
+        SyncPeer("FedAvgAggregator"),
+        FedAvg(sample=3),
     )
     table.same(
         "FedAvgMAggregator, sample_size",
@@ -209,16 +205,18 @@ def rows() -> Iterable[Row]:
     average = FedCompass(weights="equal", create="latest", discount="aggregation", speed="average")
     table.same(f"{compass}, speed_momentum=0.9", CompassPeer(momentum=0.9), average, late=0.05)
     table.differs(
-        "a client that is late and then in time for the next group: its late update is dropped; ours counts both",
+        "if a client is late and then in time for the next group, its late update is lost; ours counts both",
         compass, CompassPeer(momentum=1.0), theirs, late=0.2, seed=0,
     )  # fmt: skip
-    table.same(f"{compass}, late updates kept apart", KeepingCompassPeer(momentum=1.0), theirs, late=0.2, seed=0)
+    table.same(
+        f"{compass}, late updates stored separately", SeparateLateCompassPeer(momentum=1.0), theirs, late=0.2, seed=0
+    )
     table.differs(
-        "st(u) is taken at aggregation; the paper, and ours unless discount='aggregation', takes it at arrival",
+        "st(u) is computed at aggregation; in the paper, and here unless discount='aggregation', at arrival",
         compass, CompassPeer(momentum=1.0), FedCompass(weights="equal", create="latest"), late=0.05,
     )  # fmt: skip
     table.differs(
-        "without gradient_based whole models are mixed, (1 - sum) w + sum st p_i y_i, not deltas: not offered",
+        "without gradient_based models are mixed, (1 - sum) w + sum st p_i y_i, not deltas; not available here",
         "CompassScheduler + FedCompassAggregator", CompassPeer(momentum=1.0, gradient_based=False), theirs, late=0.05,
     )  # fmt: skip
     return table.rows

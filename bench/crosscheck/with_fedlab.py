@@ -1,4 +1,4 @@
-"""FedLab's asynchronous handler and its FedAvg aggregator."""
+"""Compare with FedLab's asynchronous handler and its FedAvg aggregator."""
 
 from __future__ import annotations
 
@@ -9,23 +9,16 @@ from typing import Any
 from unittest.mock import MagicMock
 
 import torch
-from arrivals import EXAMPLES, START, Peer, RoundPeer, Row, Table, Vector
-from torch import nn
+from arrivals import EXAMPLES, ComparisonRow, Peer, RoundPeer, Table, Vector, Weights
 
 from offbeat.core.parts.staleness import Hinge
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedavg import FedAvg
 
-sys.modules.setdefault("torchvision", MagicMock())  # only its data sets need it
+sys.modules.setdefault("torchvision", MagicMock())  # needed only for its data sets
 
 from fedlab.contrib.algorithm.basic_server import AsyncServerHandler  # noqa: E402
 from fedlab.utils.aggregator import Aggregators  # noqa: E402
-
-
-class Weights(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor(START))
 
 
 class AsyncPeer(Peer):
@@ -51,7 +44,7 @@ class SyncPeer(RoundPeer):
 
 @dataclass(frozen=True)
 class FedlabHinge:
-    """Their hinge; any function of u can be given as `staleness`."""
+    """FedLab's hinge; `staleness` accepts any function of u."""
 
     a: float = 10.0
     b: float = 1.0
@@ -60,13 +53,13 @@ class FedlabHinge:
         return 1.0 if u <= self.b else 1.0 / (self.a * (u - self.b + 1))
 
 
-def rows() -> Iterable[Row]:
+def rows() -> Iterable[ComparisonRow]:
     table = Table("fedlab")
     table.same("AsyncServerHandler, polynomial", AsyncPeer(alpha=0.6, strategy="polynomial", a=0.5), FedAsync())
     hinge = {"strategy": "hinge", "a": 10.0, "b": 1.0}
     table.same("AsyncServerHandler, hinge", AsyncPeer(alpha=0.6, **hinge), FedAsync(staleness=FedlabHinge()))
     table.differs(
-        "hinge past b: 1 / (a (u - b + 1)), the + 1 inside the product", "AsyncServerHandler, hinge",
+        "hinge above b: 1 / (a (u - b + 1)), with + 1 inside the product", "AsyncServerHandler, hinge",
         AsyncPeer(alpha=0.6, **hinge), FedAsync(staleness=Hinge(a=10.0, b=1.0)),
     )  # fmt: skip
     table.same("Aggregators.fedavg_aggregate", SyncPeer(), FedAvg(sample=3))

@@ -1,4 +1,4 @@
-"""Flower's strategies, handed the replies of a round as the messages they expect."""
+"""Compare with Flower's strategies, which get the replies of a round as messages."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from arrivals import EXAMPLES, START, RoundPeer, Row, Table, Vector
+from arrivals import EXAMPLES, START, ComparisonRow, RoundPeer, Table, Vector
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import strategy as strategies
 from flwr.supercore.task_identity import TaskIdentity
@@ -18,7 +18,7 @@ from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.fedavgm import FedAvgM
 
 logging.getLogger("flwr").setLevel(logging.WARNING)
-TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # a message wants to know whose it is
+TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = 1  # required by messages
 NODES = SimpleNamespace(get_node_ids=lambda: list(EXAMPLES))
 
 
@@ -44,10 +44,8 @@ class SyncPeer(RoundPeer):
         return mean
 
 
-class PlainAdam(SyncPeer):
-    """Their FedAdam with its two differences taken back from outside: v starts at tau^2, and the correction is
-    divided out of eta.
-    """
+class UncorrectedAdamPeer(SyncPeer):
+    """Flower's FedAdam without its two differences: v starts at tau^2 and eta is divided by the bias correction."""
 
     def average(self, answers: dict[int, Vector]) -> Vector:
         theirs, t = self.theirs, self.version + 1
@@ -57,7 +55,7 @@ class PlainAdam(SyncPeer):
         return super().average(answers)
 
 
-def rows() -> Iterable[Row]:
+def rows() -> Iterable[ComparisonRow]:
     table = Table("flwr")
     table.same("FedAvg", SyncPeer(strategies.FedAvg()), FedAvg(sample=3))
     table.same("FedAvgM, server_momentum=0.9", SyncPeer(strategies.FedAvgM(server_momentum=0.9)), FedAvgM(sample=3))
@@ -66,6 +64,8 @@ def rows() -> Iterable[Row]:
         "FedAdam", SyncPeer(strategies.FedAdam()), FedAdam(sample=3),
     )  # fmt: skip
     table.same(
-        "FedAdam, with v_0 = tau^2 and the correction divided out", PlainAdam(strategies.FedAdam()), FedAdam(sample=3)
+        "FedAdam, with v_0 = tau^2 and without the bias correction",
+        UncorrectedAdamPeer(strategies.FedAdam()),
+        FedAdam(sample=3),
     )
     return table.rows

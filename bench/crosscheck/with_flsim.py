@@ -1,4 +1,4 @@
-"""FLSim's asynchronous aggregators with its staleness weights, and its server optimizers."""
+"""Compare with FLSim's asynchronous aggregators and staleness weights, and with its server optimizers."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import torch
-from arrivals import EXAMPLES, START, Peer, RoundPeer, Row, Table, Vector
+from arrivals import EXAMPLES, START, ComparisonRow, Peer, RoundPeer, Table, Vector, Weights
 from torch import nn
 
 from offbeat.core.strategies.fedadam import FedAdam
@@ -19,9 +19,9 @@ _dataclass = dataclasses.dataclass
 
 
 def _hashable(cls: Any = None, /, **options: Any) -> Any:
-    """Its configs are each other's defaults, which Python 3.11 takes only from hashable classes."""
+    """Make FLSim's dataclasses hashable, because Python 3.11 requires hashable defaults."""
     if cls is None:
-        return lambda given: _hashable(given, **options)
+        return lambda decorated: _hashable(decorated, **options)
     return _dataclass(cls, **options, **({"unsafe_hash": True} if cls.__module__.startswith("flsim") else {}))
 
 
@@ -39,11 +39,7 @@ BUFF, ASYNC = (
 )
 
 
-class Weights(nn.Module):
-    def __init__(self, w: Vector) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.tensor(w))
-
+class FlsimWeights(Weights):
     def fl_get_module(self) -> nn.Module:
         return self
 
@@ -51,7 +47,7 @@ class Weights(nn.Module):
 class AsyncPeer(Peer):
     def __init__(self, name: str, avg_staleness: int, **configs: Any) -> None:
         super().__init__()
-        self.theirs = getattr(aggregators, name)(global_model=Weights(START), **configs)
+        self.theirs = getattr(aggregators, name)(global_model=FlsimWeights(START), **configs)
         self.weight = PolynomialStalenessWeight(exponent=0.5, avg_staleness=avg_staleness)
 
     def serve(self, client: int) -> None:
@@ -60,14 +56,14 @@ class AsyncPeer(Peer):
     def arrive(self, client: int, local: Vector, now: float) -> None:
         weight = self.weight.weight(self.theirs.model_staleness(self.since[client]))
         self.theirs.zero_grad()
-        self.theirs.on_client_training_end(Weights(self.base[client] - local), Weights(local), weight)
+        self.theirs.on_client_training_end(FlsimWeights(self.base[client] - local), FlsimWeights(local), weight)
         self.model = self.theirs.global_model.w.detach().numpy().copy()
 
 
 class OptimizerPeer(RoundPeer):
     def __init__(self, name: str, **configs: Any) -> None:
         super().__init__()
-        self.weights = Weights(START)
+        self.weights = FlsimWeights(START)
         self.theirs = getattr(optimizers, name)(model=self.weights, **configs)
 
     def average(self, answers: dict[int, Vector]) -> Vector:
@@ -78,7 +74,7 @@ class OptimizerPeer(RoundPeer):
         return self.weights.w.detach().numpy()
 
 
-def rows() -> Iterable[Row]:
+def rows() -> Iterable[ComparisonRow]:
     table = Table("flsim")
     fedbuff = "FedAvgWithLRFedBuffAggregator"
     table.same(

@@ -1,10 +1,10 @@
-"""Other frameworks on W1 and W2, each in an environment of its own: `make bench-peers`.
+"""Measure other frameworks on W1 and W2, each in its own environment: `make bench-peers`.
 
-    python bench/peers                  all of them; writes their part of bench/RESULTS.md
-    python bench/peers pfl flgo         some of them; the page is not written
+    python bench/peers                  all frameworks; writes their part of bench/RESULTS.md
+    python bench/peers pfl flgo         some frameworks; does not write the page
 
-They are installed under .venv-peers, torch first and pinned, without dependencies that are gigabytes and are not used
-here. Each row is a process; one that cannot be installed or run is a line with its reason.
+They are installed under .venv-peers with pinned versions, without large dependencies that are not used here. Each row
+is measured in its own process. A framework that cannot be installed or run gets a line with the reason.
 """
 
 from __future__ import annotations
@@ -26,37 +26,38 @@ sys.path.insert(0, str(BENCH))
 import results  # noqa: E402
 
 VENVS = ROOT / ".venv-peers"
-LIMIT = 300.0  # seconds for a row
-OURS = ("numpy", "safetensors")  # what workloads.py imports
-CLOSED = 'ip link set lo up && exec "$@"'  # in a network with only a loopback, where processes end with the first
+TIMEOUT = 300.0  # seconds per row
+OUR_PACKAGES = ("numpy", "safetensors")  # imported by workloads.py
+IN_NAMESPACE = 'ip link set lo up && exec "$@"'  # shell command that enables the loopback interface
 
 
 @dataclass(frozen=True)
 class Peer:
-    """What is installed (`needs` with dependencies, `alone` without) and which rows are measured."""
+    """The packages to install and the methods to measure."""
 
-    ways: tuple[str, ...]
-    needs: tuple[str, ...] = ()
-    alone: tuple[str, ...] = ()
-    network: bool = False  # whether it opens ports on all interfaces
+    methods: tuple[str, ...]
+    packages: tuple[str, ...] = ()  # installed with their dependencies
+    without_dependencies: tuple[str, ...] = ()
+    network: bool = False  # opens ports on all interfaces
 
     @property
-    def wanted(self) -> str:
-        return "\n".join((*self.needs, *self.alone, *OURS, (ROOT / "constraints.txt").read_text()))
+    def installed_packages(self) -> str:
+        pins = (ROOT / "constraints.txt").read_text()
+        return "\n".join((*self.packages, *self.without_dependencies, *OUR_PACKAGES, pins))
 
 
-FEW = ("matplotlib", "pynvml", "tqdm")
+SHARED_PACKAGES = ("matplotlib", "pynvml", "tqdm")
 PEERS = {
     "pfl": Peer(("FedAvg",), ("pfl==0.6.0",)),
-    "fedlab": Peer(("FedAvg",), ("munch", "pandas", "pillow", "scikit-learn", *FEW), ("fedlab==1.3.0",)),
+    "fedlab": Peer(("FedAvg",), ("munch", "pandas", "pillow", "scikit-learn", *SHARED_PACKAGES), ("fedlab==1.3.0",)),
     "flgo": Peer(
         ("FedAvg", "FedBuff", "FedAsync"),
-        ("prettytable", "pyyaml", "requests", "scipy", "toolz", "ujson", *FEW),
+        ("prettytable", "pyyaml", "requests", "scipy", "toolz", "ujson", *SHARED_PACKAGES),
         ("flgo==0.4.4",),
     ),
     "appfl": Peer(
         ("vsim FedAsync",),
-        # OmegaConf 2.4 looks for the nearest spelling whenever a setting is not there: a quarter of the time on W2
+        # OmegaConf 2.4 searches for similar names of every missing setting, a quarter of the time on W2
         ("colorama", "omegaconf==2.3.0", "opt_einsum", "pandas", "requests", "scikit-learn", "seaborn", "wandb"),
         ("appfl==1.12.0", "opacus==1.6.0"),
     ),
@@ -65,124 +66,130 @@ PEERS = {
 
 
 def install(name: str) -> None:
+    """Create the environment of a framework unless it is up to date."""
     peer, venv = PEERS[name], VENVS / name
     ready, python = venv / ".ready", venv / "bin" / "python"
-    if ready.exists() and ready.read_text() == peer.wanted:
+    if ready.exists() and ready.read_text() == peer.installed_packages:
         return
     print(f"{name}: installing into {venv.relative_to(ROOT)}", flush=True)
     pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
     pinned = ["-c", ROOT / "constraints.txt"]
-    quietly([sys.executable, "-m", "venv", venv])
-    quietly([*pip, "torch", *pinned])  # alone, so that no resolver is tempted by its CUDA packages
-    quietly([*pip, *OURS, *peer.needs, *pinned])
-    if peer.alone:
-        quietly([*pip, "--no-deps", *peer.alone])
-    ready.write_text(peer.wanted)
+    run_command([sys.executable, "-m", "venv", venv])
+    run_command([*pip, "torch", *pinned])  # first, so that the resolver does not choose its CUDA packages
+    run_command([*pip, *OUR_PACKAGES, *peer.packages, *pinned])
+    if peer.without_dependencies:
+        run_command([*pip, "--no-deps", *peer.without_dependencies])
+    ready.write_text(peer.installed_packages)
 
 
-class Failed(Exception):
-    """One line: why."""
+class PeerFailed(Exception):
+    """A framework could not be installed or run; the message is one line."""
 
 
-def quietly(command: Sequence[str | Path]) -> None:
+def run_command(command: Sequence[str | Path]) -> None:
+    """Run a command without showing its output; raise PeerFailed if it fails."""
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
-        raise Failed(last_line(done.stderr) or f"exit status {done.returncode}")
+        raise PeerFailed(error_line(done.stderr) or f"exit status {done.returncode}")
 
 
-def last_line(text: str) -> str:
+def error_line(text: str) -> str:
+    """Return the last line that mentions an error, otherwise the last line."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     errors = [line for line in lines if "rror" in line]
     return (errors or lines or [""])[-1][:300]
 
 
 @cache
-def closed() -> tuple[str, ...]:
-    """The beginning of a command that runs in a network and among processes of its own; nothing where the system does
-    not let us.
+def namespace_command() -> tuple[str, ...]:
+    """Return a command prefix that runs a program in its own network and process namespaces.
+
+    All processes in the namespace end with the first one. Empty if the system does not allow namespaces.
     """
-    begin = ("unshare", "-rnp", "--fork", "--kill-child", "--mount-proc", "sh", "-c", CLOSED, "sh")
+    prefix = ("unshare", "-rnp", "--fork", "--kill-child", "--mount-proc", "sh", "-c", IN_NAMESPACE, "sh")
     try:
-        works = subprocess.run([*begin, "true"], capture_output=True).returncode == 0
+        works = subprocess.run([*prefix, "true"], capture_output=True).returncode == 0
     except OSError:
         works = False
     if not works:
-        print("no network of its own for Ray: it listens on this machine's interfaces while it is measured")
-    return begin if works else ()
+        print("no network namespace for Ray: it listens on all interfaces of this machine during the measurement")
+    return prefix if works else ()
 
 
-def measure(name: str, world: str, way: str) -> str:
-    """Its line. Whatever it started ends with it."""
+def measure(name: str, workload: str, method: str) -> str:
+    """Return the printed line of one framework, workload and method, and end all processes it started."""
     peer = PEERS[name]
-    command = [*(closed() if peer.network else ()), VENVS / name / "bin" / "python", "-W", "ignore", HERE / "one.py"]
+    prefix = namespace_command() if peer.network else ()
+    command = [*prefix, VENVS / name / "bin" / "python", "-W", "ignore", HERE / "run_peer.py"]
     settings = {
         "PYTHONPATH": os.pathsep.join((str(ROOT / "src"), str(BENCH))),
         "FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0", "WANDB_MODE": "disabled",
     }  # fmt: skip
     process = subprocess.Popen(
-        [*command, name, world, way], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        [*command, name, workload, method], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         env={**os.environ, **settings}, start_new_session=True,
     )  # fmt: skip
     try:
-        out, err = process.communicate(timeout=LIMIT)
+        out, err = process.communicate(timeout=TIMEOUT)
     except subprocess.TimeoutExpired:
-        raise Failed(f"did not end within {LIMIT:g} s") from None
+        raise PeerFailed(f"did not end within {TIMEOUT:g} s") from None
     finally:
-        end(process)
+        end_process_group(process)
     lines = [line for line in out.splitlines() if results.LINE.match(line)]
     if process.returncode or not lines:
-        raise Failed(last_line(err) or f"exit status {process.returncode}")
+        raise PeerFailed(error_line(err) or f"exit status {process.returncode}")
     return lines[-1]
 
 
-def end(process: subprocess.Popen[str]) -> None:
-    with suppress(ProcessLookupError):  # all have ended
-        os.killpg(process.pid, signal.SIGKILL)  # the group it leads
+def end_process_group(process: subprocess.Popen[str]) -> None:
+    """Kill the group that the process leads."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def collect(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Lines, and what is missing with its reason."""
+    """Measure these frameworks and return the printed lines, and the reasons of missing rows."""
     lines, missing = list[str](), list[str]()
     for name in names:
         try:
             install(name)
-        except Failed as why:
-            missing.append(f"{name}: cannot be installed: {why}")
+        except PeerFailed as reason:
+            missing.append(f"{name}: installation failed: {reason}")
             print(missing[-1], flush=True)
             continue
-        for world in ("W2", "W1"):
-            for way in PEERS[name].ways:
+        for workload in ("W2", "W1"):
+            for method in PEERS[name].methods:
                 try:
-                    lines.append(measure(name, world, way))
+                    lines.append(measure(name, workload, method))
                     print(lines[-1], flush=True)
-                except Failed as why:
-                    missing.append(f"{world}: {name}, {way}: cannot be run: {why}")
+                except PeerFailed as reason:
+                    missing.append(f"{workload}: {name}, {method}: failed: {reason}")
                     print(missing[-1], flush=True)
     return lines, missing
 
 
-def part(lines: Sequence[str], missing: Sequence[str]) -> str:
-    """Theirs of the page: time of a client's update over the plain loop's."""
-    found = sorted(results.ratios(lines), key=lambda ratio: (ratio.name, ratio.median))
-    rows = [[ratio.name, ratio.who, ratio.cell, ratio.more] for ratio in found]
+def peers_part(lines: Sequence[str], missing: Sequence[str]) -> str:
+    """Format the part of the page about other frameworks."""
+    ratios = sorted(results.parse_ratios(lines), key=lambda ratio: (ratio.name, ratio.median))
+    rows = [[ratio.name, ratio.contender, ratio.cell, ratio.more] for ratio in ratios]
     return "\n".join((
         "## Other frameworks",
-        results.stamp("make bench-peers", "torch", "numpy"),
-        "Time of one client's update over the plain loop's in the same process, through their public APIs, one thread; "
-        "start-up is left out. On several actors the plain loop still has one core.\n",
-        results.table(("of", "framework", "time ÷ plain loop", "also"), rows),
+        results.provenance("make bench-peers", "torch", "numpy"),
+        "Time of one client update over that of the plain loop in the same process, through public APIs, on one thread "
+        "and without start-up. With several actors the plain loop still uses one core.\n",
+        results.table(("workload", "framework", "time ÷ plain loop", "more"), rows),
         *(f"- {line}" for line in missing),
     ))  # fmt: skip
 
 
 def main(chosen: Sequence[str]) -> int:
     if unknown := set(chosen) - set(PEERS):
-        raise SystemExit(f"no framework {', '.join(sorted(unknown))}: {', '.join(PEERS)}")
+        raise SystemExit(f"unknown framework {', '.join(sorted(unknown))}; choose from {', '.join(PEERS)}")
     lines, missing = collect(chosen or list(PEERS))
     if not chosen:
-        results.write(results.PEERS, part(lines, missing))
-        print(f"written to {results.PAGE}")
+        results.write_part(results.PEERS, peers_part(lines, missing))
+        print(f"wrote {results.PAGE}")
     return 0 if lines else 1
 
 

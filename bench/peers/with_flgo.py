@@ -1,6 +1,7 @@
-"""FLGo: FedAvg with ten clients a round, FedBuff and FedAsync with twenty at work whose latencies are as ours. Its
-clock ticks over all clients; its FedAsync has FedProx's client. Setting up is left out: one runner goes on over all
-rounds.
+"""Measure FLGo: FedAvg with ten clients per round, FedBuff and FedAsync with twenty clients at work.
+
+Latencies are like ours. Its clock visits all clients at every tick; its FedAsync trains like FedProx. One runner
+continues over all rounds, so set-up is not measured.
 """
 
 from __future__ import annotations
@@ -14,24 +15,24 @@ from typing import Any
 
 import flgo
 import torch
-from alternate import Given
+from comparison import Comparison
 from flgo.algorithm import fedasync, fedavg, fedbuff
 from flgo.benchmark.partition import BasicPartitioner
 from flgo.benchmark.toolkits.cv.classification import FromDatasetPipe
 from torch.utils.data import Subset, TensorDataset
 
-from workloads import AT_WORK, CLIENTS, EXAMPLES, TRAINING, WORLDS, K
+from workloads import CLIENTS, CONCURRENCY, EXAMPLES, TRAINING, WORKLOADS, K
 
-# torch 2.13 asks a Subset that has its own __getitem__ for this too
+# torch 2.13 requires this method from a Subset with its own __getitem__
 FromDatasetPipe.TaskDataset.__getitems__ = lambda self, indices: Subset.__getitems__(self, indices)
-# a benchmark of theirs is a folder with this file
-CONFIG = "from with_flgo import chosen\ntrain_data, test_data, get_model = chosen({name!r})\n"
-LATENCY = {"proportion": AT_WORK / CLIENTS, "responsiveness": "UNI-10-100"}
+# a benchmark of FLGo is a folder with this file
+CONFIG = "from with_flgo import load_workload\ntrain_data, test_data, get_model = load_workload({name!r})\n"
+LATENCY = {"proportion": CONCURRENCY / CLIENTS, "responsiveness": "UNI-10-100"}
 
 
-def chosen(name: str) -> tuple[TensorDataset, TensorDataset, Callable[[], torch.nn.Module]]:
-    x, y = (torch.cat(parts) for parts in zip(*WORLDS[name].pairs(), strict=True))
-    return TensorDataset(x, y), TensorDataset(x[:1], y[:1]), WORLDS[name].module
+def load_workload(name: str) -> tuple[TensorDataset, TensorDataset, Callable[[], torch.nn.Module]]:
+    x, y = (torch.cat(parts) for parts in zip(*WORKLOADS[name].client_data(), strict=True))
+    return TensorDataset(x, y), TensorDataset(x[:1], y[:1]), WORKLOADS[name].module
 
 
 class InOrder(BasicPartitioner):
@@ -41,44 +42,44 @@ class InOrder(BasicPartitioner):
         return [list(range(i * EXAMPLES, (i + 1) * EXAMPLES)) for i in range(CLIENTS)]
 
 
-def measure(given: Given, way: str) -> None:
-    config = Path(f"{given.name}.py")
-    config.write_text(CONFIG.format(name=given.name))
+def measure(comparison: Comparison, method: str) -> None:
+    config = Path(f"{comparison.name}.py")
+    config.write_text(CONFIG.format(name=comparison.name))
     sys.path.insert(0, ".")
-    benchmark = importlib.import_module(flgo.gen_benchmark_from_file(f"bench_{given.name}", str(config)))
-    benchmark.visualize = lambda *_: None  # minutes of drawing
-    flgo.gen_task_by_(benchmark, InOrder(), task_path=given.name)
-    rounds = given.updates // K
-    if way == "FedAvg":
-        go_on(given, fedavg, rounds, proportion=K / CLIENTS)
-    elif way == "FedBuff":
-        go_on(given, fedbuff, rounds, algo_para=[K / CLIENTS, 1.0], **LATENCY)
+    benchmark = importlib.import_module(flgo.gen_benchmark_from_file(f"bench_{comparison.name}", str(config)))
+    benchmark.visualize = lambda *_: None  # drawing takes minutes
+    flgo.gen_task_by_(benchmark, InOrder(), task_path=comparison.name)
+    rounds = comparison.updates // K
+    if method == "FedAvg":
+        run_rounds(comparison, fedavg, rounds, proportion=K / CLIENTS)
+    elif method == "FedBuff":
+        run_rounds(comparison, fedbuff, rounds, algo_para=[K / CLIENTS, 1.0], **LATENCY)
     else:
-        go_on(given, fedasync, given.updates, **LATENCY)
+        run_rounds(comparison, fedasync, comparison.updates, **LATENCY)
 
 
-def go_on(given: Given, algorithm: ModuleType, rounds: int, **option: Any) -> None:
+def run_rounds(comparison: Comparison, algorithm: ModuleType, rounds: int, **option: Any) -> None:
     local = {"num_epochs": TRAINING.epochs, "learning_rate": TRAINING.lr, "batch_size": TRAINING.batch}
     quiet = {"eval_interval": -1, "no_log_console": True, "no_tqdm": True, "train_holdout": 0.0}
-    runner = flgo.init(given.name, algorithm, option={**local, **quiet, "num_rounds": 0, **option})
+    runner = flgo.init(comparison.name, algorithm, option={**local, **quiet, "num_rounds": 0, **option})
     trained = 0
 
-    def counted(train: Callable[..., Any]) -> Callable[..., Any]:
-        def once(*args: Any, **named: Any) -> Any:
+    def count_calls(train_client: Callable[..., Any]) -> Callable[..., Any]:
+        def count_and_train(*args: Any, **options: Any) -> Any:
             nonlocal trained
             trained += 1
-            return train(*args, **named)
+            return train_client(*args, **options)
 
-        return once
+        return count_and_train
 
     for client in runner.clients:
-        client.train = counted(client.train)
+        client.train = count_calls(client.train)
 
-    def more() -> int:
+    def train() -> int:
         nonlocal trained
         trained = 0
         runner.num_rounds += rounds
         runner.run()
         return trained
 
-    given.measure(more)
+    comparison.measure(train)

@@ -1,6 +1,7 @@
-"""Flower on Ray: FedAvg, ten clients a round, on so many actors of one thread. Starting Ray and its actors, and their
-first use, is left out: the rounds are those of one server. Ray listens on all interfaces; who runs this does it where
-there is only a loopback.
+"""Measure Flower on Ray: FedAvg, ten clients per round, actors with one thread each.
+
+One server continues over all rounds, so starting Ray and its actors and their first use are not measured. Ray listens
+on all interfaces, so this runs in a network with only a loopback interface.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from alternate import Given
+from comparison import Comparison
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -24,39 +25,39 @@ logging.getLogger("flwr").setLevel(logging.ERROR)
 
 
 @cache
-def kept(world: str) -> Given:
-    """In an actor."""
-    return Given.of(world)
+def cached_workload(name: str) -> Comparison:
+    """Build a workload once per actor."""
+    return Comparison.on_workload(name)
 
 
-def client(world: str) -> ClientApp:
+def client_app(workload: str) -> ClientApp:
     app = ClientApp()
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
         torch.set_num_threads(1)
-        given = kept(world)
-        module = given.module
+        comparison = cached_workload(workload)
+        module = comparison.module
         module.load_state_dict(message.content["arrays"].to_torch_state_dict())
-        x, y = given.pairs[int(context.node_config["partition-id"])]
+        x, y = comparison.client_data[int(context.node_config["partition-id"])]
         optimizer = torch.optim.SGD(module.parameters(), lr=TRAINING.lr)
         for batch in torch.randperm(len(x)).split(TRAINING.batch):
             optimizer.zero_grad()
             nn.functional.cross_entropy(module(x[batch]), y[batch]).backward()
             optimizer.step()
-        found = {"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord({"num-examples": len(x)})}
-        return Message(RecordDict(found), reply_to=message)
+        content = {"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord({"num-examples": len(x)})}
+        return Message(RecordDict(content), reply_to=message)
 
     return app
 
 
-def measure(given: Given, way: str) -> None:
-    """`way` ends with the number of actors."""
-    actors = int(way.split()[-2])
-    server, answers = ServerApp(), list[int]()
+def measure(comparison: Comparison, method: str) -> None:
+    """Measure one method, whose name ends with the number of actors."""
+    actors = int(method.split()[-2])
+    server, reply_counts = ServerApp(), list[int]()
 
-    def counted(replies: list[RecordDict], key: str) -> MetricRecord:
-        answers.append(len(replies))
+    def count_replies(replies: list[RecordDict], key: str) -> MetricRecord:
+        reply_counts.append(len(replies))
         return MetricRecord()
 
     @server.main()
@@ -64,25 +65,25 @@ def measure(given: Given, way: str) -> None:
         strategy = FedAvg(
             fraction_train=K / CLIENTS,
             fraction_evaluate=0.0,
-            min_train_nodes=K,  # at first not all nodes are there to take a fraction of
+            min_train_nodes=K,  # at the start not all nodes are connected, so a fraction of them would be too few
             min_available_nodes=CLIENTS,
-            train_metrics_aggr_fn=counted,
+            train_metrics_aggr_fn=count_replies,
         )
-        arrays = ArrayRecord(given.module.state_dict())
+        arrays = ArrayRecord(comparison.module.state_dict())
 
-        def rounds() -> int:
-            answers.clear()
-            strategy.start(grid, arrays, num_rounds=given.updates // K)
-            if sum(answers) != given.updates:
-                raise RuntimeError(f"{sum(answers)} of {given.updates} clients answered")
-            return given.updates
+        def train() -> int:
+            reply_counts.clear()
+            strategy.start(grid, arrays, num_rounds=comparison.updates // K)
+            if sum(reply_counts) != comparison.updates:
+                raise RuntimeError(f"{sum(reply_counts)} of {comparison.updates} clients replied")
+            return comparison.updates
 
-        given.measure(rounds, cores=False)  # actors are no children of this process
+        comparison.measure(train, cpu_time=False)  # actors are not child processes of this one
 
     resources = {"num_cpus": 1, "num_gpus": 0.0}
     init = {
-        "address": "local", "_temp_dir": str(Path.cwd()), "num_cpus": actors,  # nobody else's cluster, nothing left
+        "address": "local", "_temp_dir": str(Path.cwd()), "num_cpus": actors,  # a new cluster in a temporary folder
         "logging_level": logging.ERROR, "log_to_driver": False,
     }  # fmt: skip
     backend = {"client_resources": resources, "init_args": init}
-    run_simulation(server, client(given.name), CLIENTS, backend_config=backend)
+    run_simulation(server, client_app(comparison.name), CLIENTS, backend_config=backend)

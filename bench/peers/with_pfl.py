@@ -1,5 +1,6 @@
-"""pfl: FedAvg, ten users an iteration. Evaluating at iteration 0, which it does whatever the frequency, is left out:
-one algorithm goes on over all rounds.
+"""Measure pfl: FedAvg, ten users per iteration.
+
+One algorithm continues over all rounds, so the evaluation at iteration 0, which pfl always does, is not measured.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ import copy
 from typing import Any
 
 import torch
-from alternate import Given
+from comparison import Comparison
 from pfl.aggregate.simulate import SimulatedBackend
 from pfl.algorithm.base import NNAlgorithmParams
 from pfl.algorithm.federated_averaging import FederatedAveraging
@@ -24,7 +25,7 @@ from workloads import TRAINING, K
 
 
 class Classifier(nn.Module):
-    """What pfl asks of a module."""
+    """A module with the loss and metrics that pfl requires."""
 
     def __init__(self, module: nn.Module) -> None:
         super().__init__()
@@ -39,11 +40,12 @@ class Classifier(nn.Module):
             return {"loss": Weighted(self.loss(x, y, eval=True).item() * len(y), len(y))}
 
 
-def measure(given: Given, way: str) -> None:
-    module = Classifier(copy.deepcopy(given.module))
+def measure(comparison: Comparison, method: str) -> None:
+    module = Classifier(copy.deepcopy(comparison.module))
     model = PyTorchModel(module, torch.optim.SGD, torch.optim.SGD(module.parameters(), lr=1.0))
     users = FederatedDataset(
-        lambda user: Dataset(raw_data=given.pairs[user]), get_user_sampler("random", list(range(len(given.pairs))))
+        lambda user: Dataset(raw_data=comparison.client_data[user]),
+        get_user_sampler("random", list(range(len(comparison.client_data)))),
     )
     backend, algorithm = SimulatedBackend(users, users), FederatedAveraging()
     assert TRAINING.epochs is not None
@@ -52,13 +54,13 @@ def measure(given: Given, way: str) -> None:
     )
     iterations = 0
 
-    def rounds() -> int:
+    def train_users() -> int:
         nonlocal iterations
-        iterations += given.updates // K
+        iterations += comparison.updates // K
         params = NNAlgorithmParams(
             central_num_iterations=iterations, evaluation_frequency=10**9, train_cohort_size=K, val_cohort_size=0
         )
         algorithm.run(params, backend, model, train, send_metrics_to_platform=False)
-        return given.updates
+        return comparison.updates
 
-    given.measure(rounds)
+    comparison.measure(train_users)
