@@ -8,7 +8,7 @@ import torch
 
 from offbeat.experiment import build
 from offbeat.experiment.spec.config import Experiment
-from offbeat.training.torch_state import device_generators, seeded
+from offbeat.training.descent import device_generators, seeded
 
 
 def test_a_model_is_not_made_while_another_thread_draws() -> None:

@@ -15,7 +15,7 @@ from offbeat.core.vector import flatten
 from offbeat.experiment.spec import experiment_files
 from offbeat.training import trainer as training
 from offbeat.training.client_data import ClientData
-from offbeat.training.descent import MAX_SHIFT, CropFlip
+from offbeat.training.regularization import MAX_SHIFT, CropFlip
 from offbeat.training.trainer import Trainer, Training
 
 # two channels of 2 × 3 pixels; black, the smallest value, is 1 in the first and -5 in the second

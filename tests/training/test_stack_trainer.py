@@ -19,7 +19,7 @@ from offbeat.core.protocol import Gradient, LocalJob, LocalRule, LocalWork
 from offbeat.core.strategies.fedpsa.sketch import Sketched
 from offbeat.core.vector import flatten
 from offbeat.training.client_data import ClientData
-from offbeat.training.dropout import DropoutMasks, hashed_uniform, step_keys
+from offbeat.training.regularization import DropoutMasks, hashed_uniform, step_keys
 from offbeat.training.stacked import lstm, stack_batches
 from offbeat.training.stacked.job_stack import JobStack
 from offbeat.training.stacked.stack_trainer import StackTrainer

@@ -7,11 +7,18 @@ steps, whether it trains one client or a stack of clients.
 The optimizers work on flat vectors, with the results of torch.optim. A step takes two or three operations, independent
 of the number of parameters. All arithmetic is elementwise, so vectors may have leading client dimensions. Directions
 are never changed in place, because the rule that returned one may still use it.
+
+Layers such as dropout draw from PyTorch's global generators. Inside a job these are seeded from the job's key and
+restored afterwards, so no job depends on another. Other threads wait meanwhile: two threads would draw each other's
+numbers, and torch can deadlock if two threads ask for the state of a generator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+import os
+import threading
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from math import sqrt
 from operator import attrgetter
@@ -19,15 +26,15 @@ from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from offbeat.core import draws
-from offbeat.core.errors import DataError, unknown_name
+from offbeat.core.errors import unknown_name
 from offbeat.core.jobs import Job, Rate
 from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.protocol import Gradient, Layout, LocalJob, LocalRule, Phase
-from offbeat.training.client_data import ClientData
+from offbeat.training.regularization import CropFlip
 
 Epoch = tuple[Tensor, list[int], Tensor | None]  # positions of examples, batch sizes, augmentation of each example
 Schedule = tuple[float, tuple[Phase, ...], tuple[int, ...]]  # learning rate of the job, phases, steps of each phase
@@ -105,14 +112,6 @@ class Plan:
         return self._generators[purpose]
 
 
-_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-
-
-def has_batch_norm(module: nn.Module) -> bool:
-    """Return whether a module needs batches of at least two examples for its statistics."""
-    return any(isinstance(m, _BATCH_NORMS) for m in module.modules())
-
-
 def has_single_last(examples: int, batch: int) -> bool:
     """Return whether the last of several batches of an epoch has a single example."""
     return examples > batch and examples % batch == 1
@@ -141,41 +140,6 @@ def shuffled_epochs(
         used = sizes[:steps]
         steps -= len(used)
         yield torch.randperm(examples, generator=generator)[: sum(used)], used
-
-
-MAX_SHIFT = 4  # pixels in each direction
-
-
-class CropFlip:
-    """Image augmentation: shift by up to four pixels, padding with black, and mirror half of the images.
-
-    The shifts of a whole epoch are drawn from the job's key before anything is computed. So a job gives the same bits
-    on every worker, independent of the number of batches that are gathered at once.
-    """
-
-    def __init__(self, data: ClientData) -> None:
-        if len(data.input_shape) != 3:
-            needs = "training.augment = 'crop-flip' needs images (channels, height, width)"
-            raise DataError(f"{needs}, but the inputs have shape {data.input_shape}: leave training.augment out")
-        self.black = data.channel_minima()[:, None, None]  # 0 in byte images, its value after standardization in others
-
-    def draw(self, images: int, generator: torch.Generator) -> Tensor:
-        """Draw for each image the rows and columns to shift by, and whether to mirror: shape (images, 3)."""
-        shifts = torch.randint(-MAX_SHIFT, MAX_SHIFT + 1, (images, 2), generator=generator)
-        return torch.cat([shifts, torch.randint(0, 2, (images, 1), generator=generator)], dim=1)
-
-    def __call__(self, x: Tensor, moves: Tensor) -> Tensor:
-        n, channels, height, width = x.shape
-        down, right, mirrored = moves.to(x.device).unbind(1)
-        # (n, height) and (n, width): source row and column of each pixel
-        rows = torch.arange(height, device=x.device) + down[:, None]
-        unmirrored = torch.arange(width, device=x.device)
-        columns = torch.where(mirrored[:, None] == 1, unmirrored.flip(0), unmirrored) + right[:, None]
-        rows_inside, columns_inside = (rows >= 0) & (rows < height), (columns >= 0) & (columns < width)
-        inside = rows_inside[:, None, :, None] & columns_inside[:, None, None, :]
-        moved = x.gather(2, rows.clamp(0, height - 1)[:, None, :, None].expand(n, channels, height, width))
-        moved = moved.gather(3, columns.clamp(0, width - 1)[:, None, None, :].expand(n, channels, height, width))
-        return torch.where(inside, moved, self.black.to(x.device))
 
 
 # ---------------------------------------------------------------- optimizers
@@ -320,11 +284,9 @@ def _merge_carry(active: Tensor, new: Any, old: Any) -> Any:
     """Return the new carry for active clients and the old one for the others."""
 
     def merge(after: Any, before: Any) -> Any:
-        return (
-            torch.where(active.view(-1, *(1,) * (after.dim() - 1)), after, before)
-            if isinstance(after, Tensor)
-            else after
-        )
+        if not isinstance(after, Tensor):
+            return after
+        return torch.where(active.view(-1, *(1,) * (after.dim() - 1)), after, before)
 
     return tree_map(merge, new, old)
 
@@ -337,3 +299,61 @@ def _movable_entries(job: LocalJob, names: tuple[str, ...]) -> Tensor:
             raise unknown_name("slice", name, known)
     parts = [torch.full((s.stop - s.start,), s.name in names) for s in job.layout.of_kind("param")]
     return torch.cat(parts).to(job.start.device)
+
+
+# ---------------------------------------------------------------- global random generators
+
+
+_lock = threading.RLock()
+
+
+@contextmanager
+def exclusive_generators() -> Iterator[None]:
+    """Give the current thread exclusive use of the global generators."""
+    with _lock:
+        yield
+
+
+def _renew_lock() -> None:
+    """Replace the lock in a forked process, in which the thread that held it does not exist."""
+    global _lock
+    _lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def device_generators(device: torch.device) -> list[torch.Generator]:
+    """Return the global generators that layers on this device draw from."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    return generators
+
+
+def get_states(generators: Sequence[torch.Generator]) -> list[Tensor]:
+    return [g.get_state() for g in generators]
+
+
+def set_states(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:
+    for g, state in zip(generators, states, strict=True):
+        g.set_state(state)
+
+
+@contextmanager
+def seeded(generators: Sequence[torch.Generator], seed: int) -> Iterator[None]:
+    """Seed the generators inside the context and restore them afterwards."""
+    if len(generators) > 1 and torch.cuda.is_current_stream_capturing():
+        yield  # generators cannot be set during the capture of a graph, which draws no random numbers
+        return
+    with exclusive_generators():
+        # torch.manual_seed would also reseed all other devices
+        states = get_states(generators)
+        for g in generators:
+            g.manual_seed(seed)
+        try:
+            yield
+        finally:
+            set_states(generators, states)

@@ -15,10 +15,10 @@ from torch.nn.functional import pad
 from offbeat.core.errors import DataError, OffbeatError, describe_example, require
 from offbeat.core.vector import Binding
 from offbeat.training.client_data import ClientData, Pair, validate_examples
+from offbeat.training.descent import device_generators, seeded
 from offbeat.training.metric_formulas import recalls
 from offbeat.training.pooling import use_fast_pooling
 from offbeat.training.tasks import Classification, Loss, Metric, Segmentation, Task, as_task
-from offbeat.training.torch_state import device_generators, seeded
 
 EVALUATION_BATCH = 1024
 CONVOLUTION_BATCH = 256  # small enough that the outputs of convolutions stay in a core's cache, which halves the time

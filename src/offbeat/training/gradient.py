@@ -23,10 +23,11 @@ from torch import Tensor, nn, strided
 from offbeat.core.errors import ProtocolError, unknown_name
 from offbeat.core.protocol import LocalJob, LocalRule
 from offbeat.core.vector import Binding
-from offbeat.training.dropout import DropoutMasks
+from offbeat.training.descent import device_generators, get_states, set_states
+from offbeat.training.regularization import DropoutMasks
 from offbeat.training.stacked.dense_chain import ACTIVATIONS, DenseLayer, Link, dense_links, slice_view
 from offbeat.training.tasks import Classification, Task
-from offbeat.training.torch_state import autograd_observed, device_generators, get_states, set_states
+from offbeat.training.torch_state import has_global_hooks
 
 CHECKED_BATCHES = (1, 8, 31, 64, 128, 300)  # sizes of the batches on which DenseGradient is compared with autograd;
 SMALL_BATCH, MAX_CHECK_PRODUCTS = 31, 2**26  # larger batches only if batch size times model size is at most this
@@ -62,7 +63,7 @@ class Gradients:
         """Prepare the gradients for the steps of this job."""
         # only a rule with its own direction() can evaluate a batch more than once
         self.repeats_draws = overrides(rule, "direction")
-        self._observed = autograd_observed(self._params)
+        self._observed = _autograd_observed(self._params)
         with self.masks.install() if self.has_dropout else nullcontext():
             yield from self._use_rule_loss(rule, job)
 
@@ -299,3 +300,9 @@ def _layer(link: DenseLayer, w: Tensor) -> DenseViews:
     return DenseViews(
         weight.t(), weight, bias, torch.empty_like(weight), None if bias is None else torch.empty_like(bias)
     )
+
+
+def _autograd_observed(params: Sequence[nn.Parameter]) -> bool:
+    """Return whether hooks, anomaly detection or autocast observe or change autograd's work on these parameters."""
+    hooked = has_global_hooks() or any(p._backward_hooks for p in params)  # type: ignore[no-untyped-call]
+    return hooked or torch.is_anomaly_enabled() or torch.is_autocast_enabled("cpu")

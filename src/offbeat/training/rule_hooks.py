@@ -14,9 +14,8 @@ from torch import Tensor
 from offbeat.core.jobs import Job, Result
 from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.protocol import LocalRule
-from offbeat.training.descent import Plan
+from offbeat.training.descent import Plan, get_states, seeded, set_states
 from offbeat.training.gradient import overrides
-from offbeat.training.torch_state import get_states, seeded, set_states
 from offbeat.training.trainer import Trainer
 
 T = TypeVar("T")

@@ -22,9 +22,9 @@ from offbeat.core.errors import ConfigError
 from offbeat.core.strategies.fedpsa.sketch import Fisher, GaussianSketch
 from offbeat.core.vector import Layout
 from offbeat.training.client_data import ClientData, Pair, validate_examples
+from offbeat.training.descent import device_generators, seeded
 from offbeat.training.stacked.dense_chain import DenseChain
 from offbeat.training.tasks import Loss, Task, as_task
-from offbeat.training.torch_state import device_generators, seeded
 
 Tensors = dict[str, Tensor]
 

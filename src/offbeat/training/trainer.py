@@ -25,7 +25,6 @@ from offbeat.core.settings import Amount, BelowOne, Rate, Share, check, least
 from offbeat.core.vector import Binding
 from offbeat.training.client_data import ClientData, Pair, list_clients
 from offbeat.training.descent import (
-    CropFlip,
     LocalAdam,
     LocalAdamW,
     LocalSGD,
@@ -34,18 +33,20 @@ from offbeat.training.descent import (
     Schedule,
     batches_per_epoch,
     descend,
-    has_batch_norm,
+    device_generators,
     make_local_job,
+    seeded,
 )
-from offbeat.training.dropout import step_keys
 from offbeat.training.gradient import BatchGradient, Gradients, find_head, preserved_state
 from offbeat.training.pooling import use_fast_pooling
+from offbeat.training.regularization import CropFlip, step_keys
 from offbeat.training.tasks import Loss, Task, as_task
-from offbeat.training.torch_state import device_generators, seeded
 
 _OptimizerName = Literal["sgd", "adam", "adamw"]
 _BatchNormMode = Literal["shared", "local"]
 _AugmentationName = Literal["crop-flip"]
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
 
 _WorkKey = tuple[int | None, int | None, float | None, int]  # steps, epochs, learning rate, examples
 _AtLeastOne = Annotated[int, least(1, "must be at least 1")]
@@ -127,7 +128,8 @@ class Trainer:
         self.task = as_task(task, data.label_dtype)
         self.probe = probe
         self._augment = None if self.training.augment is None else CropFlip(data)
-        self._merge_last = has_batch_norm(self.binding.module)
+        # batch statistics need at least two examples
+        self._merge_last = any(isinstance(m, _BATCH_NORMS) for m in self.binding.module.modules())
         self._gradients = Gradients(self.binding, self.task)
         self._schedules: dict[_WorkKey, tuple[tuple[Phase, ...], tuple[int, ...]]] = {}
         # non-persistent buffers are not part of the vector: reset before each job, or jobs would depend on each other

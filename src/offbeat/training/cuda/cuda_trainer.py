@@ -21,15 +21,15 @@ from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.protocol import LocalJob, LocalRule
 from offbeat.training.cuda.graph_step import CannotRecord, GraphProgram, Losses
 from offbeat.training.cuda.linear_softmax import LinearSoftmax, copy_vectors, is_sgd_with_pull
-from offbeat.training.dropout import SUPPORTED
+from offbeat.training.descent import device_generators
 from offbeat.training.gradient import overrides
+from offbeat.training.regularization import SUPPORTED
 from offbeat.training.rule_hooks import RuleHooks, has_hooks
 from offbeat.training.stacked.batch_order import concatenate_indexes, draw_batch_order
 from offbeat.training.stacked.layers import Forward, NotStackable, stack_module
 from offbeat.training.stacked.masked_batch_norm import NORMS
 from offbeat.training.stacked.stack_trainer import StackTrainer, group_alike, has_unknown_tokens, rule_key
 from offbeat.training.tasks import Classification, Regression, Task
-from offbeat.training.torch_state import device_generators
 from offbeat.training.trainer import Trainer
 
 log = logging.getLogger("offbeat")

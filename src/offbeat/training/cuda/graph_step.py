@@ -19,11 +19,11 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from offbeat.core.jobs import to_column
 from offbeat.core.protocol import LocalJob, LocalRule
 from offbeat.core.vector import Layout
-from offbeat.training.dropout import step_keys
+from offbeat.training.descent import device_generators, get_states, set_states
+from offbeat.training.regularization import step_keys
 from offbeat.training.stacked.batch_order import BatchOrder
 from offbeat.training.stacked.layers import Forward
 from offbeat.training.stacked.masked_batch_norm import BatchMask
-from offbeat.training.torch_state import device_generators, get_states, set_states
 from offbeat.training.trainer import Training
 
 SEGMENT = 64  # steps whose examples are put in place at once

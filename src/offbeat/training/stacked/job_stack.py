@@ -14,14 +14,13 @@ from torch import Tensor, nn
 from offbeat.core.jobs import Job, Result, extract_client_statistics, select_carry, stack_carries, stack_jobs, to_column
 from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.protocol import LocalRule
-from offbeat.training.descent import run_phase
-from offbeat.training.dropout import step_keys
+from offbeat.training.descent import device_generators, run_phase
+from offbeat.training.regularization import step_keys
 from offbeat.training.rule_hooks import RuleHooks
 from offbeat.training.stacked.compiled_linear import CompiledLinear
 from offbeat.training.stacked.dense_chain import DenseChain
 from offbeat.training.stacked.stack_batches import BatchGroup, ReusableBuffer, stack_steps
 from offbeat.training.stacked.stack_gradient import DenseKernel, GradientKernel, VmapKernel
-from offbeat.training.torch_state import device_generators
 from offbeat.training.trainer import Trainer
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, fx, nn, vmap
 from torch.nn import functional as F
 
 from offbeat.training.cuda.norm_relu import FusedNorm, find_fused_norms
-from offbeat.training.dropout import CHANNEL_DROPOUTS, SUPPORTED, hashed_uniform, site_noise
+from offbeat.training.regularization import CHANNEL_DROPOUTS, SUPPORTED, hashed_uniform, site_noise
 from offbeat.training.stacked.convolution import Geometry, avg_pool, convolve, has_kernels, max_pool
 from offbeat.training.stacked.masked_batch_norm import NORMS, BatchMask, batch_norm
 

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_map
 
 from offbeat.core.errors import ProtocolError
 from offbeat.core.protocol import Layout, LocalJob, LocalRule
-from offbeat.training.dropout import DropoutMasks
 from offbeat.training.gradient import find_head, overrides
+from offbeat.training.regularization import DropoutMasks
 from offbeat.training.stacked.dense_chain import DenseChain
 from offbeat.training.stacked.lstm import StackedLstms
 from offbeat.training.stacked.stack_batches import BatchGroup

@@ -18,13 +18,13 @@ from offbeat.core.jobs import Job, Result
 from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.protocol import LocalRule, LocalWork
 from offbeat.training.cuda.linear_softmax import is_sgd_with_pull
+from offbeat.training.descent import device_generators, get_states, seeded
 from offbeat.training.gradient import overrides
 from offbeat.training.rule_hooks import try_call
 from offbeat.training.stacked.compiled_linear import CompiledLinear, CompiledLoopUnavailable, warn_stacked
 from offbeat.training.stacked.dense_chain import DenseChain
 from offbeat.training.stacked.job_stack import JobStack
 from offbeat.training.stacked.stack_batches import ReusableBuffer, stack_steps
-from offbeat.training.torch_state import device_generators, get_states, seeded
 from offbeat.training.trainer import Trainer, Training
 
 log = logging.getLogger("offbeat")

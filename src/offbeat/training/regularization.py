@@ -1,4 +1,4 @@
-"""Dropout whose masks depend only on the job's key, the step and the layer.
+"""Dropout and image augmentation that depend only on the job's key, and dropout on the step and the layer, too.
 
 A mask is a hash, computed with integers. So it is the same on every device, for one client or a stack of clients, and
 for every evaluation of one batch. nn.Dropout and its variants for whole channels are supported. Other random layers use
@@ -15,7 +15,8 @@ from math import prod
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.errors import ConfigError
+from offbeat.core.errors import ConfigError, DataError
+from offbeat.training.client_data import ClientData
 from offbeat.training.torch_state import in_backward_pass
 
 CHANNEL_DROPOUTS = (nn.Dropout1d, nn.Dropout2d, nn.Dropout3d)
@@ -110,3 +111,38 @@ def _splitmix64(z: Tensor) -> Tensor:
     z = (z ^ (z >> 30 & 0x3FFFFFFFF)) * _MIX[0]
     z = (z ^ (z >> 27 & 0x1FFFFFFFFF)) * _MIX[1]
     return z ^ (z >> 31 & 0x1FFFFFFFF)
+
+
+MAX_SHIFT = 4  # pixels in each direction
+
+
+class CropFlip:
+    """Image augmentation: shift by up to four pixels, padding with black, and mirror half of the images.
+
+    The shifts of a whole epoch are drawn from the job's key before anything is computed. So a job gives the same bits
+    on every worker, independent of the number of batches that are gathered at once.
+    """
+
+    def __init__(self, data: ClientData) -> None:
+        if len(data.input_shape) != 3:
+            needs = "training.augment = 'crop-flip' needs images (channels, height, width)"
+            raise DataError(f"{needs}, but the inputs have shape {data.input_shape}: leave training.augment out")
+        self.black = data.channel_minima()[:, None, None]  # 0 in byte images, its value after standardization in others
+
+    def draw(self, images: int, generator: torch.Generator) -> Tensor:
+        """Draw for each image the rows and columns to shift by, and whether to mirror: shape (images, 3)."""
+        shifts = torch.randint(-MAX_SHIFT, MAX_SHIFT + 1, (images, 2), generator=generator)
+        return torch.cat([shifts, torch.randint(0, 2, (images, 1), generator=generator)], dim=1)
+
+    def __call__(self, x: Tensor, moves: Tensor) -> Tensor:
+        n, channels, height, width = x.shape
+        down, right, mirrored = moves.to(x.device).unbind(1)
+        # (n, height) and (n, width): source row and column of each pixel
+        rows = torch.arange(height, device=x.device) + down[:, None]
+        unmirrored = torch.arange(width, device=x.device)
+        columns = torch.where(mirrored[:, None] == 1, unmirrored.flip(0), unmirrored) + right[:, None]
+        rows_inside, columns_inside = (rows >= 0) & (rows < height), (columns >= 0) & (columns < width)
+        inside = rows_inside[:, None, :, None] & columns_inside[:, None, None, :]
+        moved = x.gather(2, rows.clamp(0, height - 1)[:, None, :, None].expand(n, channels, height, width))
+        moved = moved.gather(3, columns.clamp(0, width - 1)[:, None, None, :].expand(n, channels, height, width))
+        return torch.where(inside, moved, self.black.to(x.device))

@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from offbeat.training.torch_state import device_generators, seeded
+from offbeat.training.descent import device_generators, seeded
 from patience import PATIENCE
 
 SOURCES = device_generators(torch.device("cpu"))
