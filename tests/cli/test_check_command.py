@@ -137,7 +137,7 @@ def test_a_strategy_that_no_file_can_hold_is_found_out(offbeat):
     given = offbeat("check", "mine.py", *FEW)
     assert given.status == 1
     assert "BROKEN  frozen dataclass" in given.out
-    assert "write @dataclass(frozen=True, kw_only=True) above it" in given.out
+    assert "@dataclass(frozen=True, kw_only=True)" in given.out
     Path("mine.py").write_text(SETTING.replace("rate: float = 0.5", "rate: object = max"))
     given = offbeat("check", "mine.py", *FEW)
     assert given.status == 1
@@ -156,7 +156,7 @@ def test_what_could_be_better_is_advice_and_breaks_nothing(offbeat):
     advice = [line for line in given.out.splitlines() if line.startswith("advice")]
     for line, words in zip(
         advice,
-        ["say in one line what it does", "About(", "rate = nan is accepted: write rate: Rate", "k = -1 is accepted"],
+        ["add a docstring of one line", "About(", "rate = nan is accepted: write rate: Rate", "k = -1 is accepted"],
         strict=True,
     ):
         assert words in line

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.cli import completion, list_command
-from patience import PATIENCE
+from patience import MAX_WAIT_SECONDS
 
 
 def rendered() -> str:
@@ -30,7 +30,11 @@ def completed(*words: str) -> list[str]:
     line = " ".join(["offbeat", *words])
     asked = {"_OFFBEAT_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": str(len(words))}
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, **asked}
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        timeout=MAX_WAIT_SECONDS,
+        env={**os.environ, **asked},
     )
     assert done.returncode == 0, done.stderr
     return done.stdout.split()

@@ -13,7 +13,7 @@ import pytest
 from command_line import refused, start
 
 from offbeat.results.tracking.trackers import TRACKERS
-from patience import PATIENCE
+from patience import MAX_WAIT_SECONDS
 from test_readme import blocks, commands
 
 pytestmark = pytest.mark.docs
@@ -61,10 +61,10 @@ def test_its_dashboard_answers_until_ctrl_c():
         line = serving.stdout.readline()
         address = line.split()[0]
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/ shows runs; Ctrl-C ends it\n", line)
-        with urllib.request.urlopen(address, timeout=PATIENCE) as answer:
+        with urllib.request.urlopen(address, timeout=MAX_WAIT_SECONDS) as answer:
             assert b"offbeat run quickstart" in answer.read()
         serving.send_signal(signal.SIGINT)
-        out, err = serving.communicate(timeout=PATIENCE)
+        out, err = serving.communicate(timeout=MAX_WAIT_SECONDS)
     finally:
         serving.kill()
         serving.wait()

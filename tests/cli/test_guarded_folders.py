@@ -125,7 +125,7 @@ def test_a_folder_that_was_killed_while_it_was_made_can_be_used_again(offbeat, m
         patch.setattr(experiment_files, "write_atomically", dying)
         with pytest.raises(Killed):
             runs.create_run(Path("x"), experiment)
-    refused(offbeat("run", "--resume", "x"), "start again with --out x")
+    refused(offbeat("run", "--resume", "x"), "start the run again with --out x")
     source = ["quickstart", "--set", "clients=3", "--set", "model=linear", "--until", "400s"]
     assert offbeat("run", *source, "--out", "x").status == 0
     assert Run(Path("x")).digest() == digest

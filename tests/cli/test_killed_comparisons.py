@@ -17,7 +17,7 @@ import pytest
 from command_line import TINY, start
 
 from offbeat.experiment.run.execution import Run
-from patience import PATIENCE, until
+from patience import MAX_WAIT_SECONDS, until
 
 pytestmark = pytest.mark.slow
 LONG = [*TINY, "--until", "100000s"]  # nobody is done with this before the test is
@@ -60,7 +60,7 @@ def workers(group: int) -> list[int]:
 
 def told(process: Popen[str]) -> tuple[str, str]:
     """What it printed, without the lines of progress that come every minute: a busy machine may take several."""
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=MAX_WAIT_SECONDS)
     progress = re.compile(r"(\d+%.*: )?\d+ of \d+ runs")
     return out, "".join(line for line in err.splitlines(keepends=True) if not progress.match(line))
 

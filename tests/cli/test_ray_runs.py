@@ -18,7 +18,7 @@ from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
-from patience import PATIENCE, until
+from patience import MAX_WAIT_SECONDS, until
 
 pytestmark = pytest.mark.ray
 
@@ -55,7 +55,7 @@ def test_a_run_that_is_stopped_leaves_nobody_and_goes_on_with_any_worker(offbeat
         os.killpg(process.pid, signal.SIGINT)
     else:
         process.send_signal(signal.SIGTERM if how == "a termination" else signal.SIGKILL)
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=MAX_WAIT_SECONDS)
     assert out == ""
     assert process.returncode == (-signal.SIGKILL if how == "killed" else 130)
     if how != "killed":
@@ -72,7 +72,9 @@ def test_what_a_script_defines_travels(tmp_path):
 
     path = tmp_path / "script.py"
     path.write_text(SCRIPT.replace("processes:2", "ray"))
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=PATIENCE, cwd=tmp_path)
+    done = subprocess.run(
+        [sys.executable, path], capture_output=True, text=True, timeout=MAX_WAIT_SECONDS, cwd=tmp_path
+    )
     assert done.returncode == 0, done.stderr
     assert "Traceback" not in done.stderr
     first, second = done.stdout.splitlines()

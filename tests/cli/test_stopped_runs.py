@@ -18,7 +18,7 @@ from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
 from offbeat.training.evaluation import Evaluator
-from patience import PATIENCE, until
+from patience import MAX_WAIT_SECONDS, until
 
 # ten evaluations, some forty updates, two tenths of a second
 WORLD = ["--set", "clients=4", "--set", "model=linear", "--until", "600s"]
@@ -107,7 +107,7 @@ def test_a_real_process_stops_when_asked_and_keeps_others_out_while_it_runs(offb
         assert offbeat("show", "x").status == 0  # but reading is free
         process.send_signal(number)
         process.send_signal(signal.SIGCONT)
-        out, err = process.communicate(timeout=PATIENCE)
+        out, err = process.communicate(timeout=MAX_WAIT_SECONDS)
     finally:
         process.kill()
     assert process.returncode == 130

@@ -16,7 +16,7 @@ from offbeat.experiment import comparison as comparing
 from offbeat.experiment.comparison import Comparison
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run.execution import Run
-from patience import PATIENCE, until
+from patience import MAX_WAIT_SECONDS, until
 
 # a job takes ten seconds wherever it is
 EVEN = [*TINY, "--until", "35s", "--set", "delays=constant(mean=10,unit=job)"]
@@ -112,7 +112,7 @@ def test_one_that_was_killed_is_finished(offbeat, swept):
         until(lambda: list(Path("z").glob("*/model.safetensors")))
     finally:
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate(timeout=PATIENCE)
+        process.communicate(timeout=MAX_WAIT_SECONDS)
     assert len(list(Path("z").glob("*/model.safetensors"))) < 12
     assert offbeat("sweep", "--resume", "z").out == swept.out.replace("x/", "z/")
 

@@ -22,7 +22,7 @@ from offbeat.cli.progress_bar import fit_parts, run_progress, runs_progress
 from offbeat.cli.terminal import print_table
 from offbeat.engine.progress import Status
 from offbeat.workers.wrappers import Work
-from patience import PATIENCE
+from patience import MAX_WAIT_SECONDS
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 
@@ -175,7 +175,7 @@ def test_help_and_version_import_nothing_heavy_and_answer_at_once():
     for arguments, word in ((["--help"], "compare"), (["run", "--help"], "--until"), (["--version"], "offbeat 0.")):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
         done = subprocess.run(
-            [sys.executable, "-c", HELP, *arguments], capture_output=True, text=True, timeout=PATIENCE
+            [sys.executable, "-c", HELP, *arguments], capture_output=True, text=True, timeout=MAX_WAIT_SECONDS
         )
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         assert (done.returncode, done.stderr) == (0, "")
@@ -186,6 +186,6 @@ def test_help_and_version_import_nothing_heavy_and_answer_at_once():
 
 def test_a_reader_that_goes_away_is_no_error():
     command = f"{shlex.quote(sys.executable)} -m offbeat list delays | head -c 1"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=PATIENCE, cwd=Path())
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, timeout=MAX_WAIT_SECONDS, cwd=Path())
     assert "Traceback" not in done.stderr
     assert done.stdout == "n"

@@ -17,7 +17,7 @@ from offbeat.experiment.run.execution import Run, execute_run
 from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
 from offbeat.results.run_follower import RunFollower
-from patience import PATIENCE, until
+from patience import MAX_WAIT_SECONDS, until
 
 
 @pytest.fixture(autouse=True)
@@ -75,14 +75,14 @@ def test_as_json_each_line_is_an_object(offbeat, stopped, whole):
 
 @pytest.mark.slow
 def test_it_follows_a_comparison_to_its_end_without_touching_it(offbeat, monkeypatch):
-    monkeypatch.setattr("offbeat.cli.watch.IDLE_SECONDS", PATIENCE)  # processes take seconds to begin
+    monkeypatch.setattr("offbeat.cli.watch.IDLE_SECONDS", MAX_WAIT_SECONDS)  # processes take seconds to begin
     options = ["--set", "clients=4", "--set", "model=linear", "--until", "4000s", "--seeds", "1", "--jobs", "1"]
     computing = start("compare", "quickstart", *options, "--strategies", "fedasync,fedavg", "--out", "c")
     try:
         until(lambda: Path("c/compare.json").exists() or computing.poll() is not None)
         assert computing.poll() is None
         given = offbeat("watch", "c", "--every", "0.1")
-        _, said = computing.communicate(timeout=PATIENCE)
+        _, said = computing.communicate(timeout=MAX_WAIT_SECONDS)
     finally:
         computing.kill()
         computing.wait()
@@ -101,7 +101,7 @@ def test_a_run_that_is_killed_while_it_is_watched_is_said_to_be_left(offbeat):
         until(lambda: RunFollower(Run(Path("x"))).read_progress().state == "going on" or computing.poll() is not None)
         assert computing.poll() is None
         computing.send_signal(signal.SIGKILL)
-        computing.communicate(timeout=PATIENCE)
+        computing.communicate(timeout=MAX_WAIT_SECONDS)
     finally:
         computing.kill()
     assert offbeat("watch", "x").status == 1

@@ -19,7 +19,7 @@ from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
 from offbeat.workers import registry
-from patience import PATIENCE, until
+from patience import MAX_WAIT_SECONDS, until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
 
@@ -87,7 +87,7 @@ def test_what_cannot_be_meant_is_refused_in_a_line(offbeat):
 def test_ctrl_c_in_a_terminal_leaves_a_checkpoint_and_nobody(offbeat, whole, worker):
     process, forks = begun()
     os.killpg(process.pid, signal.SIGINT)  # the terminal tells everybody
-    out, err = process.communicate(timeout=PATIENCE)
+    out, err = process.communicate(timeout=MAX_WAIT_SECONDS)
     assert (process.returncode, out) == (130, "")
     assert err.startswith("stopped at ")
     assert err.count("\n") == 1
@@ -111,7 +111,7 @@ def test_its_processes_may_be_killed(offbeat, whole):
     process, forks = begun()
     for pid in forks:
         os.kill(pid, signal.SIGKILL)
-    _, err = process.communicate(timeout=PATIENCE)
+    _, err = process.communicate(timeout=MAX_WAIT_SECONDS)
     assert process.returncode == 0
     assert "was killed by SIGKILL; it is replaced" in err
     assert Run(Path("x")).digest() == whole

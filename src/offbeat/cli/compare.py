@@ -94,6 +94,7 @@ def execute_runs(
     worker: str | None = None,
     memory: str | None = None,
     track: list[str] | None = None,
+    resume: str | None = None,
 ) -> None:
     """Finish every run of a comparison; explain how to resume if it stops before."""
     from offbeat.experiment import execute_comparison
@@ -103,7 +104,7 @@ def execute_runs(
     comparison.checked(reference)
     names = [entry["folder"] for entry in comparison.layout()]
     data = options.data_arguments(comparison.folder / names[0])
-    resume = shlex.join(["offbeat", comparison.verb, "--resume", str(comparison.folder), *data])
+    resume = resume or shlex.join(["offbeat", comparison.verb, "--resume", str(comparison.folder), *data])
     runs = {entry["folder"]: run for entry, run in comparison.entries()}
     try:
         trackers = track_runs(runs, comparison.folder.resolve().name, track or [])

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from offbeat.cli import shared_options as options
-from offbeat.cli.progress_bar import runs_progress
+from offbeat.cli.compare import execute_runs
 from offbeat.cli.terminal import print_table, say
 from offbeat.core.errors import ConfigError, DataError, RunError, unknown_name
 
 if TYPE_CHECKING:
-    from offbeat.experiment import Comparison
     from offbeat.papers import Entry, PaperSetting, ReproductionStore
     from offbeat.presets import Scale
 
@@ -191,25 +190,11 @@ def _run_missing(
         if not missing:
             continue
         try:
-            _execute(comparison, jobs, worker)
+            execute_runs(comparison, jobs, worker=worker, resume="the same command")
         except RunError as error:  # continue with the other settings
             say(f"warning: {error}", err=True)
             failed = True
     return failed
-
-
-def _execute(comparison: Comparison, jobs: int | None, worker: str | None) -> None:
-    from offbeat.experiment import execute_comparison
-
-    finished = False
-    try:
-        with runs_progress([entry["folder"] for entry in comparison.layout()]) as watch:
-            finished = execute_comparison(comparison, jobs, watch, worker)
-    except KeyboardInterrupt:
-        pass
-    if not finished:
-        say("stopped; continue with the same command", err=True)
-        raise typer.Exit(130)
 
 
 def _import_runs(store: ReproductionStore, folder: Path) -> None:
