@@ -45,7 +45,7 @@ def one_thread() -> None:
 
 
 @pytest.fixture
-def one_by_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def sequential_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     """The runs of a comparison in this process: for tests of what they make, since importing torch anew takes
     seconds a process.
     """

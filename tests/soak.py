@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from in_process import InProcessTransport
+from in_process_transport import InProcessTransport
 from offbeat.core.strategies import REGISTRY
 from offbeat.deploy.run_server import ServeOptions, serve_run
 from offbeat.deploy.site_client import Site

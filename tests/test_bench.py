@@ -17,7 +17,7 @@ import torch
 from offbeat.core.strategies import REGISTRY, FedAsync
 from offbeat.engine.trace import Trace
 from offbeat.presets import load
-from patience import until
+from waiting import wait_until
 
 BENCH = Path(__file__).parents[1] / "bench"
 
@@ -233,4 +233,4 @@ def test_child_processes_of_a_framework_end_with_it(monkeypatch):
         except OSError:
             return True
 
-    until(has_ended)
+    wait_until(has_ended)

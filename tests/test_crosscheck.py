@@ -13,7 +13,7 @@ from collections.abc import Callable
 import numpy as np
 from scipy.optimize import nnls
 
-from following import EXAMPLES, LAYERS, SEEDS, TOTAL, N, Reference, RoundReference, Vector, follow, mean, poly
+from numpy_reference import EXAMPLES, LAYERS, SEEDS, TOTAL, N, Reference, RoundReference, Vector, follow, mean, poly
 from offbeat.core.parts.staleness import Hinge
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies import REGISTRY

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from following import EXAMPLES, SEEDS, TOTAL, Reference, RoundReference, Vector, follow, mean, poly
+from numpy_reference import EXAMPLES, SEEDS, TOTAL, Reference, RoundReference, Vector, follow, mean, poly
 from offbeat.core.strategies import REGISTRY
 
 # ---------------------------------------------------------------- tiers

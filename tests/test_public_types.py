@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import offbeat
-from patience import PATIENCE
+from waiting import MAX_WAIT_SECONDS
 
 ROOT = Path(__file__).parent.parent
 DOOR = Path(offbeat.__file__)
@@ -44,7 +44,7 @@ def typed(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
     (tmp_path / "user.py").write_text(script)
     command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(tmp_path / "user.py")]
     where = {**os.environ, "MYPYPATH": str(DOOR.parent.parent)}
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=where, timeout=PATIENCE)
+    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=where, timeout=MAX_WAIT_SECONDS)
 
 
 @pytest.mark.slow
@@ -102,7 +102,7 @@ print(done.outcome.reason, offbeat.Experiment().clients)
 @pytest.fixture(scope="module")
 def fresh() -> list[str]:
     """What a new process prints, in which nothing that is POSIX only can be imported."""
-    done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

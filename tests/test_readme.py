@@ -17,7 +17,7 @@ from pathlib import Path
 
 import pytest
 
-from patience import PATIENCE
+from waiting import MAX_WAIT_SECONDS
 
 README = Path(__file__).parent.parent / "README.md"
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
@@ -106,7 +106,7 @@ def _python(block: Block, names: dict[str, object], capsys: pytest.CaptureFixtur
 def _command(command: str, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     if SHELL & set(command):
         done = subprocess.run(
-            ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=PATIENCE
+            ["bash", "-c", f"set -o pipefail; {command}"], capture_output=True, text=True, timeout=MAX_WAIT_SECONDS
         )
         assert done.returncode == 0, f"{where}: {command}: {done.stderr}"
         return

@@ -153,7 +153,7 @@ def largest_difference(strategy: Strategy, peer: Peer, **how: Any) -> float:
         peer.serve(client)
     for arrival in record_arrivals(strategy, **how):
         peer.arrive(arrival.client, arrival.local, arrival.now)
-        if isinstance(peer, RoundPeer) and arrival.closed:
+        if isinstance(peer, RoundPeer) and arrival.closes_round:
             peer.close_round()
         for client in sorted(arrival.working.keys() - (busy - {arrival.client})):
             peer.serve(client)

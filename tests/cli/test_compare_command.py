@@ -98,7 +98,7 @@ def test_speed_ups_may_be_against_another_method(compared, offbeat):
     assert not Path("new").exists()
 
 
-def test_a_comparison_remembers_its_reference(offbeat, one_by_one):
+def test_a_comparison_remembers_its_reference(offbeat, sequential_runs):
     """One that was named stays when the comparison is read again, and the page says which it is."""
     told = offbeat(
         "compare", "quickstart", *PAIR, *TINY, "--seeds", 1, "--reference", "fedasync", "--out", "x", "--json"

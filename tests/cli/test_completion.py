@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.cli import completion, list_command
-from patience import MAX_WAIT_SECONDS
+from waiting import MAX_WAIT_SECONDS
 
 
 def rendered() -> str:

@@ -12,7 +12,7 @@ from test_readme import blocks, commands
 DOC = Path(__file__).parents[2] / "docs" / "figures.md"
 
 
-@pytest.mark.usefixtures("one_by_one")
+@pytest.mark.usefixtures("sequential_runs")
 def test_the_commands_make_what_they_name(offbeat):
     shown = [command for block in blocks(DOC.read_text()) for command in commands(block)]
     assert len(shown) == 4

@@ -13,7 +13,7 @@ import pytest
 from command_line import refused, start
 
 from offbeat.results.tracking.trackers import TRACKERS
-from patience import MAX_WAIT_SECONDS
+from waiting import MAX_WAIT_SECONDS
 from test_readme import blocks, commands
 
 pytestmark = pytest.mark.docs

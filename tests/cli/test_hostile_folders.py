@@ -31,7 +31,7 @@ def one(offbeat: Call) -> Path:
 
 
 @pytest.fixture
-def both(offbeat: Call, one_by_one: None) -> Path:
+def both(offbeat: Call, sequential_runs: None) -> Path:
     assert (
         offbeat("compare", "quickstart", *TINY, "--strategies", "fedavg,fedasync", "--seeds", 1, "--out", "both").status
         == 0
@@ -110,7 +110,7 @@ def test_a_manifest_too_deep_to_read_is_damaged(offbeat):
     refused(offbeat("show", "both"), "compare.json is damaged", status=1)
 
 
-def test_names_do_not_become_part_of_the_page_or_of_a_formula(offbeat, one_by_one):
+def test_names_do_not_become_part_of_the_page_or_of_a_formula(offbeat, sequential_runs):
     """Of a page a reader opens in a browser, and of a figure whose $…$ would be typeset."""
     name = '</script><script>alert(1)</script><img src=x onerror=alert(2)>$\\frac{"\ud800'
     Path("given.yaml").write_text(f"name: {json.dumps(name)}\n")

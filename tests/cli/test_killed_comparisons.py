@@ -17,7 +17,7 @@ import pytest
 from command_line import TINY, start
 
 from offbeat.experiment.run.execution import Run
-from patience import MAX_WAIT_SECONDS, until
+from waiting import MAX_WAIT_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
 LONG = [*TINY, "--until", "100000s"]  # nobody is done with this before the test is
@@ -29,7 +29,7 @@ def comparing(*arguments: object) -> Iterator[Popen[str]]:
     process = start("compare", "quickstart", *arguments, "--out", "x", start_new_session=True)
     try:
         yield process
-        until(lambda: not members(process.pid))
+        wait_until(lambda: not members(process.pid))
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
@@ -78,7 +78,7 @@ def test_ctrl_c_stops_all_runs_and_resume_finishes_them(offbeat):
     """As a terminal does it: every process of the group gets the signal, here while all are in the middle of it."""
     longer = [*TINY, "--until", "3000s", "--set", "evaluate_every=100"]
     with comparing("--strategies", "fedavg,fedasync", "--seeds", 2, "--jobs", 2, *longer) as process:
-        until(begun)
+        wait_until(begun)
         os.killpg(process.pid, signal.SIGINT)
         out, err = told(process)
     assert (process.returncode, out, err) == (130, "", "stopped; continue with: offbeat compare --resume x\n")
@@ -91,7 +91,7 @@ def test_ctrl_c_stops_all_runs_and_resume_finishes_them(offbeat):
 
 def test_ctrl_c_while_the_processes_are_starting_is_quiet_too(offbeat):
     with comparing("--strategies", "fedavg,fedasync", "--seeds", 2, "--jobs", 2, *LONG) as process:
-        until(lambda: len(workers(process.pid)) == 2)  # they are importing torch now
+        wait_until(lambda: len(workers(process.pid)) == 2)  # they are importing torch now
         os.killpg(process.pid, signal.SIGINT)
         out, err = told(process)
     assert (process.returncode, out, err) == (130, "", "stopped; continue with: offbeat compare --resume x\n")
@@ -99,7 +99,7 @@ def test_ctrl_c_while_the_processes_are_starting_is_quiet_too(offbeat):
 
 def test_a_process_that_dies_is_one_line_and_nothing_new_is_begun(offbeat):
     with comparing("--strategies", "fedavg", "--seeds", 4, "--jobs", 2, *LONG) as process:
-        until(lambda: len(begun()) == 2)
+        wait_until(lambda: len(begun()) == 2)
         os.kill(workers(process.pid)[0], signal.SIGKILL)
         out, err = told(process)
     assert (process.returncode, out, err.count("\n")) == (1, "", 1)
@@ -120,7 +120,7 @@ def test_a_process_that_dies_is_one_line_and_nothing_new_is_begun(offbeat):
 def test_it_ends_when_it_is_told_to_also_with_one_run_done(offbeat, whom, number):
     """FedAvg waits a lot and is done long before FedAsync, so that one process is without work."""
     with comparing("--strategies", "fedavg,fedasync", "--seeds", 1, "--jobs", 2, *LONG, "--until", "30000s") as process:
-        until(lambda: done() == {"fedavg-seed0"})
+        wait_until(lambda: done() == {"fedavg-seed0"})
         (os.killpg if whom == "all" else os.kill)(process.pid, number)
         _, err = told(process)
     if number == signal.SIGTERM:

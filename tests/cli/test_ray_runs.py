@@ -18,7 +18,7 @@ from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
-from patience import MAX_WAIT_SECONDS, until
+from waiting import MAX_WAIT_SECONDS, wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -47,7 +47,7 @@ def test_a_run_that_is_stopped_leaves_nobody_and_goes_on_with_any_worker(offbeat
     process = start(
         "run", "quickstart", *LONGER, "--worker", "ray", "--checkpoint-every", 0, "--out", "x", start_new_session=True
     )
-    until(lambda: any(map(is_actor, descendants(process.pid))) or process.poll() is not None)
+    wait_until(lambda: any(map(is_actor, descendants(process.pid))) or process.poll() is not None)
     others = descendants(process.pid)
     assert any(map(is_actor, others))
     assert len(others) > 3  # and Ray's own
@@ -60,7 +60,7 @@ def test_a_run_that_is_stopped_leaves_nobody_and_goes_on_with_any_worker(offbeat
     assert process.returncode == (-signal.SIGKILL if how == "killed" else 130)
     if how != "killed":
         assert err.splitlines()[-1].startswith("stopped at ")
-    until(lambda: gone(others))
+    wait_until(lambda: gone(others))
     assert offbeat("run", "--resume", "x", "--worker", "inline").status == 0
     assert Run(Path("x")).digest() == whole
     assert Run(Path("x")).summary().worker == "ray, then inline"

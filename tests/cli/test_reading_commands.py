@@ -18,7 +18,7 @@ from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
-from patience import MAX_WAIT_SECONDS
+from waiting import MAX_WAIT_SECONDS
 
 
 @pytest.fixture

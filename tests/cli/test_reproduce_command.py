@@ -15,7 +15,7 @@ def without_data(tmp_path, monkeypatch):
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path / "no data"))
 
 
-def test_a_table_is_run_once_on_a_stand_in_that_is_called_so(offbeat, one_by_one):
+def test_a_table_is_run_once_on_a_stand_in_that_is_called_so(offbeat, sequential_runs):
     first = offbeat("reproduce", *SMALL)
     assert first.status == 0, first
     assert "STAND-IN for mnist; " in first.err
@@ -100,7 +100,7 @@ def test_into_says_where_there_is_nothing_to_take(offbeat):
     assert "kept: this is the store or a part of it" in given.out
 
 
-def test_runs_that_are_not_shown_are_told(offbeat, one_by_one):
+def test_runs_that_are_not_shown_are_told(offbeat, sequential_runs):
     assert offbeat("reproduce", *SMALL).status == 0
     with open(next(Path("runs").rglob("orthofl-seed0/model.safetensors")), "ab") as file:
         file.write(b"x")
@@ -109,7 +109,7 @@ def test_runs_that_are_not_shown_are_told(offbeat, one_by_one):
     assert given.err.count("changed since the run ended") == 1
 
 
-def test_a_page_keeps_what_another_store_had(offbeat, one_by_one):
+def test_a_page_keeps_what_another_store_had(offbeat, sequential_runs):
     """Of another machine, say: what that had would be gone."""
     assert offbeat("reproduce", *SMALL, "--store", "one", "--out", "pages").status == 0
     page = Path("pages/orthofl.md")

@@ -15,7 +15,7 @@ DOCS = Path(__file__).parents[2] / "docs"
 
 
 @pytest.mark.slow
-def test_what_the_page_shows_works(offbeat, monkeypatch, tmp_path, one_by_one):
+def test_what_the_page_shows_works(offbeat, monkeypatch, tmp_path, sequential_runs):
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path / "no data"))
     for block in blocks((DOCS / "how-to" / "reproduce.md").read_text(encoding="utf-8")):
         said = ""

@@ -20,7 +20,7 @@ def test_a_papers_preset_runs_at_the_quick_scale(offbeat, tmp_path):
     assert (experiment.name, experiment.training.steps) == ("orthofl/table2-mnist-quick", 20)
 
 
-def test_a_comparison_takes_the_rows_of_the_table(offbeat, tmp_path, one_by_one):
+def test_a_comparison_takes_the_rows_of_the_table(offbeat, tmp_path, sequential_runs):
     rows = ["--strategies", "fedavg,fedcompass+M", "--seeds", 1, "--jobs", 1]
     given = offbeat(
         "compare", "fedcompass/table1-mnist-class-m5-homo", "--scale", "quick", *SMALL, *rows, "--out", tmp_path / "all"

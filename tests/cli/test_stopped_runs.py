@@ -18,7 +18,7 @@ from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
 from offbeat.training.evaluation import Evaluator
-from patience import MAX_WAIT_SECONDS, until
+from waiting import MAX_WAIT_SECONDS, wait_until
 
 # ten evaluations, some forty updates, two tenths of a second
 WORLD = ["--set", "clients=4", "--set", "model=linear", "--until", "600s"]
@@ -101,7 +101,7 @@ def test_a_real_process_stops_when_asked_and_keeps_others_out_while_it_runs(offb
     offbeat("run", "quickstart", *longer, "--out", "whole")
     process = start("run", "quickstart", *longer, "--checkpoint-every", 0, "--out", "x")
     try:
-        until(lambda: list(Path("x/checkpoint").glob("*.json")))
+        wait_until(lambda: list(Path("x/checkpoint").glob("*.json")))
         process.send_signal(signal.SIGSTOP)  # so that it is still at it when we look
         refused(offbeat("run", "--resume", "x"), "x is in use by another process", status=1)
         assert offbeat("show", "x").status == 0  # but reading is free

@@ -16,7 +16,7 @@ from offbeat.experiment import comparison as comparing
 from offbeat.experiment.comparison import Comparison
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run.execution import Run
-from patience import MAX_WAIT_SECONDS, until
+from waiting import MAX_WAIT_SECONDS, wait_until
 
 # a job takes ten seconds wherever it is
 EVEN = [*TINY, "--until", "35s", "--set", "delays=constant(mean=10,unit=job)"]
@@ -24,7 +24,7 @@ GRID = ["--strategies", "fedasync,fedbuff", "--over", "strategy.k=1,3", "--over"
 
 
 @pytest.fixture
-def swept(offbeat, one_by_one):
+def swept(offbeat, sequential_runs):
     told = offbeat("sweep", "quickstart", *EVEN, *GRID, "--seeds", 2, "--out", "x")
     assert told.status == 0, told
     return told
@@ -109,7 +109,7 @@ def test_one_that_was_killed_is_finished(offbeat, swept):
     arguments = ["--seeds", 2, "--jobs", 1, "--out", "z"]
     process = start("sweep", "quickstart", *EVEN, *GRID, *arguments, start_new_session=True)
     try:
-        until(lambda: list(Path("z").glob("*/model.safetensors")))
+        wait_until(lambda: list(Path("z").glob("*/model.safetensors")))
     finally:
         os.killpg(process.pid, signal.SIGKILL)
         process.communicate(timeout=MAX_WAIT_SECONDS)

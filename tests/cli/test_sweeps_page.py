@@ -24,7 +24,7 @@ def beginnings(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_its_commands_print_what_it_shows(offbeat, one_by_one):
+def test_its_commands_print_what_it_shows(offbeat, sequential_runs):
     told = Answer(0, "", "")
     for block in blocks(PAGE.read_text(encoding="utf-8")):
         if block.language == "yaml":

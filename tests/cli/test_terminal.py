@@ -22,7 +22,7 @@ from offbeat.cli.progress_bar import fit_parts, run_progress, runs_progress
 from offbeat.cli.terminal import print_table
 from offbeat.engine.progress import Status
 from offbeat.workers.wrappers import Work
-from patience import MAX_WAIT_SECONDS
+from waiting import MAX_WAIT_SECONDS
 
 CODES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
 

@@ -17,7 +17,7 @@ from offbeat.experiment.run.execution import Run, execute_run
 from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
 from offbeat.results.run_follower import RunFollower
-from patience import MAX_WAIT_SECONDS, until
+from waiting import MAX_WAIT_SECONDS, wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ def test_it_follows_a_comparison_to_its_end_without_touching_it(offbeat, monkeyp
     options = ["--set", "clients=4", "--set", "model=linear", "--until", "4000s", "--seeds", "1", "--jobs", "1"]
     computing = start("compare", "quickstart", *options, "--strategies", "fedasync,fedavg", "--out", "c")
     try:
-        until(lambda: Path("c/compare.json").exists() or computing.poll() is not None)
+        wait_until(lambda: Path("c/compare.json").exists() or computing.poll() is not None)
         assert computing.poll() is None
         given = offbeat("watch", "c", "--every", "0.1")
         _, said = computing.communicate(timeout=MAX_WAIT_SECONDS)
@@ -97,8 +97,8 @@ def test_it_follows_a_comparison_to_its_end_without_touching_it(offbeat, monkeyp
 def test_a_run_that_is_killed_while_it_is_watched_is_said_to_be_left(offbeat):
     computing = start("run", "quickstart", "--until", "100000s", "--out", "x")
     try:
-        until(lambda: Path("x/run.sqlite").exists() or computing.poll() is not None)
-        until(lambda: RunFollower(Run(Path("x"))).read_progress().state == "going on" or computing.poll() is not None)
+        wait_until(lambda: Path("x/run.sqlite").exists() or computing.poll() is not None)
+        wait_until(lambda: RunFollower(Run(Path("x"))).read_progress().state == "going on" or computing.poll() is not None)
         assert computing.poll() is None
         computing.send_signal(signal.SIGKILL)
         computing.communicate(timeout=MAX_WAIT_SECONDS)

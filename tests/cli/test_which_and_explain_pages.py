@@ -50,7 +50,7 @@ def test_reading_a_trace(offbeat):
 
 
 @pytest.mark.slow
-def test_which_method(offbeat, one_by_one):
+def test_which_method(offbeat, sequential_runs):
     printed = ""
     for block in blocks((HOW_TO / "which-method.md").read_text(encoding="utf-8")):
         if block.language == "yaml":

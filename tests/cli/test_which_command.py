@@ -11,7 +11,7 @@ import pytest
 import yaml
 from command_line import refused
 
-pytestmark = pytest.mark.usefixtures("one_by_one", "without_pictures")
+pytestmark = pytest.mark.usefixtures("sequential_runs", "without_pictures")
 
 # the slowest of four takes a hundred times as long, and there is time for one round with it
 STRAGGLER = """

@@ -19,7 +19,7 @@ from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec import experiment_files
 from offbeat.presets import load
 from offbeat.workers import registry
-from patience import MAX_WAIT_SECONDS, until
+from waiting import MAX_WAIT_SECONDS, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="processes need Linux")
 
@@ -57,7 +57,7 @@ def begun(*options: object) -> tuple[object, set[int]]:
         *options,
         start_new_session=True,
     )
-    until(lambda: list(Path("x/checkpoint").glob("*.json")) and len(children(process.pid)) == 2)
+    wait_until(lambda: list(Path("x/checkpoint").glob("*.json")) and len(children(process.pid)) == 2)
     return process, children(process.pid)
 
 
@@ -91,7 +91,7 @@ def test_ctrl_c_in_a_terminal_leaves_a_checkpoint_and_nobody(offbeat, whole, wor
     assert (process.returncode, out) == (130, "")
     assert err.startswith("stopped at ")
     assert err.count("\n") == 1
-    until(lambda: gone(forks))
+    wait_until(lambda: gone(forks))
     assert offbeat("run", "--resume", "x", *worker).status == 0
     assert Run(Path("x")).digest() == whole
     assert Run(Path("x")).summary().worker == ("processes:2, then inline" if worker else "processes:2")
@@ -102,7 +102,7 @@ def test_killed_it_leaves_nobody_and_can_be_gone_on_with_at_once(offbeat, whole)
     process.kill()
     process.wait()
     assert offbeat("run", "--resume", "x", "--worker", "inline").status == 0  # whatever its forks are still doing
-    until(lambda: gone(forks))
+    wait_until(lambda: gone(forks))
     process.communicate()
     assert Run(Path("x")).digest() == whole
 

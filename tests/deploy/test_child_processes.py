@@ -14,7 +14,7 @@ from offbeat.deploy import orphan_reaper
 from offbeat.deploy.child_processes import ChildProcesses, last_lines
 from offbeat.deploy.live_status import AppOptions, AppStatus
 from offbeat.deploy.site_processes import SiteOptions, SiteProcesses
-from patience import PATIENCE
+from waiting import MAX_WAIT_SECONDS
 
 linux = pytest.mark.skipif(not os.path.isdir("/proc"), reason="needs /proc")
 SLEEP = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
@@ -43,8 +43,8 @@ def test_nobody_is_left_when_it_is_closed_not_even_who_ignores_it(tmp_path, monk
     with ChildProcesses(tmp_path) as children:
         children.start("polite", SLEEP)
         children.start("stubborn", STUBBORN)
-        assert within(PATIENCE, lambda: len(orphan_reaper.marked_processes(children.mark)) == 3)
-        assert within(PATIENCE, lambda: children.last_log_lines("stubborn") == "ready")
+        assert within(MAX_WAIT_SECONDS, lambda: len(orphan_reaper.marked_processes(children.mark)) == 3)
+        assert within(MAX_WAIT_SECONDS, lambda: children.last_log_lines("stubborn") == "ready")
     assert orphan_reaper.marked_processes(children.mark) == []
 
 
@@ -57,11 +57,11 @@ def test_nobody_is_left_when_the_parent_is_killed(tmp_path):
     )
     process = subprocess.Popen([sys.executable, "-c", parent], stdout=subprocess.PIPE, text=True)
     mark = process.stdout.readline().strip()
-    assert within(PATIENCE, lambda: len(orphan_reaper.marked_processes(mark)) == 2)
+    assert within(MAX_WAIT_SECONDS, lambda: len(orphan_reaper.marked_processes(mark)) == 2)
     process.kill()
     process.wait()
     process.stdout.close()
-    assert within(PATIENCE, lambda: not orphan_reaper.marked_processes(mark))
+    assert within(MAX_WAIT_SECONDS, lambda: not orphan_reaper.marked_processes(mark))
 
 
 @linux
@@ -86,7 +86,7 @@ def test_marks_of_parents_add_up(tmp_path, monkeypatch):
 def test_one_is_stopped_and_tells_its_last_words(tmp_path):
     with ChildProcesses(tmp_path) as children:
         children.start("one", [sys.executable, "-S", "-c", "print('first'); print('last')"])
-        assert within(PATIENCE, lambda: not children.is_alive("one"))
+        assert within(MAX_WAIT_SECONDS, lambda: not children.is_alive("one"))
         assert children.last_log_lines("one") == "last"
         assert children.last_log_lines("one", 2) == "first / last"
         children.start("two", SLEEP)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from in_process import InProcessTransport
+from in_process_transport import InProcessTransport
 from offbeat.core.errors import OffbeatError
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.deploy import message_codec

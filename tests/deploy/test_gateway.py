@@ -22,7 +22,7 @@ from offbeat.deploy.child_processes import check_port_is_free, free_port
 from offbeat.deploy.federation_keys import ServerKeys, SiteKeys
 from offbeat.deploy.gateway import Gateway
 from offbeat.deploy.preflight import is_loopback, query_server, split_address
-from patience import PATIENCE
+from waiting import MAX_WAIT_SECONDS
 
 
 class Echo(BaseHTTPRequestHandler):
@@ -79,10 +79,10 @@ def open_door(tmp_path):
 
 def post(address, path, body=b"x", headers=None, ca=None):
     if ca is None:
-        connection = http.client.HTTPConnection(address, timeout=PATIENCE)
+        connection = http.client.HTTPConnection(address, timeout=MAX_WAIT_SECONDS)
     else:
         connection = http.client.HTTPSConnection(
-            address, timeout=PATIENCE, context=ssl.create_default_context(cafile=ca)
+            address, timeout=MAX_WAIT_SECONDS, context=ssl.create_default_context(cafile=ca)
         )
     try:
         connection.request("POST", path, body, headers or {})
@@ -104,7 +104,7 @@ def test_a_sites_messages_pass_both_ways_also_large_ones(open_door):
 
 
 def test_many_messages_pass_over_one_connection(open_door):
-    connection = http.client.HTTPConnection(open_door(), timeout=PATIENCE)
+    connection = http.client.HTTPConnection(open_door(), timeout=MAX_WAIT_SECONDS)
     for i in range(5):
         connection.request("POST", "/v1/fleet/pull-messages", str(i).encode())
         assert connection.getresponse().read() == str(i).encode()
@@ -132,7 +132,7 @@ def test_nothing_else_of_flower_can_be_reached(open_door, path, caplog):
 
 def test_a_request_that_is_too_large_is_refused_before_it_is_read(open_door):
     address = open_door()
-    with socket.create_connection(address.split(":"), timeout=PATIENCE) as connection:
+    with socket.create_connection(address.split(":"), timeout=MAX_WAIT_SECONDS) as connection:
         head = (
             f"POST /v1/fleet/push-object HTTP/1.1\r\nhost: x\r\ncontent-length: {doors.MAX_REQUEST_BYTES + 1}\r\n\r\n"
         )
@@ -142,7 +142,7 @@ def test_a_request_that_is_too_large_is_refused_before_it_is_read(open_door):
 
 @pytest.mark.parametrize("header", ["transfer-encoding: chunked", "content-length: -1", "content-length: 1e3", "a: b"])
 def test_a_request_without_a_plain_length_is_refused(open_door, header):
-    with socket.create_connection(open_door().split(":"), timeout=PATIENCE) as connection:
+    with socket.create_connection(open_door().split(":"), timeout=MAX_WAIT_SECONDS) as connection:
         connection.sendall(f"POST /v1/fleet/push-object HTTP/1.1\r\nhost: x\r\n{header}\r\n\r\n".encode())
         assert b"411" in connection.recv(100)
 

@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from offbeat.deploy import local_socket
-from patience import PATIENCE, until
+from waiting import MAX_WAIT_SECONDS, wait_until
 
 
 @contextmanager
@@ -25,11 +25,11 @@ def serving(path: Path, handle: Callable[[bytes], bytes], **options: int) -> Ite
     thread = threading.Thread(target=local_socket.serve, args=(handle, path, ended), kwargs=options)
     thread.start()
     try:
-        until(lambda: listens(path))
+        wait_until(lambda: listens(path))
         yield ended
     finally:
         ended.set()
-        thread.join(PATIENCE)
+        thread.join(MAX_WAIT_SECONDS)
         assert not thread.is_alive()
 
 
@@ -113,7 +113,7 @@ def test_the_socket_of_a_killed_trainer_is_taken_over_and_a_live_ones_is_not(tmp
     with plain.socket(plain.AF_UNIX) as dead:
         dead.bind(str(tmp_path / "s"))
     with serving(tmp_path / "s", bytes.upper):
-        until(lambda: _answers(tmp_path / "s"))
+        wait_until(lambda: _answers(tmp_path / "s"))
         with pytest.raises(local_socket.SocketError, match=r"listening at .* already"):
             local_socket.serve(bytes.upper, tmp_path / "s", threading.Event())
         assert local_socket.ask(tmp_path / "s", b"first") == b"FIRST"
@@ -144,14 +144,14 @@ def test_a_question_is_put_again_when_the_trainer_is_started_anew(tmp_path: Path
 
     first = threading.Thread(target=broken)
     first.start()
-    until(path.exists)
+    wait_until(path.exists)
     answers: list[bytes] = []
-    asking = threading.Thread(target=lambda: answers.append(local_socket.ask(path, b"again", patience=PATIENCE)))
+    asking = threading.Thread(target=lambda: answers.append(local_socket.ask(path, b"again", patience=MAX_WAIT_SECONDS)))
     asking.start()
-    heard.wait(PATIENCE)
+    heard.wait(MAX_WAIT_SECONDS)
     with serving(path, bytes.upper):
-        asking.join(PATIENCE)
-    first.join(PATIENCE)
+        asking.join(MAX_WAIT_SECONDS)
+    first.join(MAX_WAIT_SECONDS)
     assert answers == [b"AGAIN"]
 
 
@@ -171,12 +171,12 @@ def test_it_ends_when_its_parent_is_killed(tmp_path: Path) -> None:
     parent = subprocess.Popen([sys.executable, "-c", PARENT, str(tmp_path / "s")], stdout=subprocess.PIPE, text=True)
     assert parent.stdout is not None
     child = int(parent.stdout.readline())
-    until(lambda: _answers(tmp_path / "s"))
+    wait_until(lambda: _answers(tmp_path / "s"))
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    until(lambda: not (tmp_path / "s").exists())  # it took its socket with it: it ended by itself
-    until(lambda: not _alive(child))
+    wait_until(lambda: not (tmp_path / "s").exists())  # it took its socket with it: it ended by itself
+    wait_until(lambda: not _alive(child))
 
 
 def _alive(process: int) -> bool:
@@ -192,5 +192,5 @@ def test_asking_imports_nothing_heavy() -> None:
         "import sys; import offbeat.deploy.local_socket; "
         "print([name for name in ('torch', 'numpy', 'yaml', 'pydantic', 'flwr') if name in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
     assert done.stdout.strip() == "[]"

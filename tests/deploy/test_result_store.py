@@ -32,7 +32,7 @@ from offbeat.engine.live.transport import Farewell, Question, Scores
 from offbeat.experiment import build
 from offbeat.scenario.partition import Split
 from offbeat.scenario.streaming import Growing
-from patience import PATIENCE, until
+from waiting import MAX_WAIT_SECONDS, wait_until
 
 RULE = DecayedGradients(beta=0.5, lam=0.1)
 
@@ -230,7 +230,7 @@ def test_many_threads_that_ask_for_one_ticket_get_one_result(
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(MAX_WAIT_SECONDS)
     assert len(answers[1]) == 6
     assert len(set(answers[1])) == 1
     assert calls == [1]
@@ -254,20 +254,20 @@ def test_memory_at_the_site_survives_a_sigkill(server: Server, tmp_path: Path) -
     for ticket in range(1, 4):
         process = trainer(tmp_path)
         if ticket == 1:
-            local_socket.ask(tmp_path / "socket", site_harness.greeting(server.of), PATIENCE)
+            local_socket.ask(tmp_path / "socket", site_harness.greeting(server.of), MAX_WAIT_SECONDS)
         if ticket == 2:
-            asking = threading.Thread(target=local_socket.ask, args=(tmp_path / "socket", server.order(2, 1), PATIENCE))
+            asking = threading.Thread(target=local_socket.ask, args=(tmp_path / "socket", server.order(2, 1), MAX_WAIT_SECONDS))
             asking.start()
-            until((tmp_path / "socket").exists)
+            wait_until((tmp_path / "socket").exists)
             process.kill()
             process.wait()
             process = trainer(tmp_path)
-        reply = local_socket.ask(tmp_path / "socket", server.order(ticket, accepted), PATIENCE)
+        reply = local_socket.ask(tmp_path / "socket", server.order(ticket, accepted), MAX_WAIT_SECONDS)
         expected = server.made.trainer(server.job(ticket, memory))
         assert same(site_harness.result(reply).local, expected.local)
         memory, accepted = dict(expected.memory), ticket
         if ticket == 2:
-            asking.join(PATIENCE)
+            asking.join(MAX_WAIT_SECONDS)
         os.kill(process.pid, signal.SIGKILL)
         process.wait()
 
@@ -275,16 +275,16 @@ def test_memory_at_the_site_survives_a_sigkill(server: Server, tmp_path: Path) -
 def test_a_farewell_ends_the_trainer(server: Server, tmp_path: Path) -> None:
     process = trainer(tmp_path)
     farewell = message_codec.encode(Farewell("another layout", refused=True), RUN)
-    assert local_socket.ask(tmp_path / "socket", farewell, PATIENCE) == b""
-    assert process.wait(PATIENCE) == 3
+    assert local_socket.ask(tmp_path / "socket", farewell, MAX_WAIT_SECONDS) == b""
+    assert process.wait(MAX_WAIT_SECONDS) == 3
     assert not (tmp_path / "socket").exists()
 
 
 def test_a_termination_ends_the_trainer(tmp_path: Path) -> None:
     process = trainer(tmp_path)
-    until((tmp_path / "socket").exists)
+    wait_until((tmp_path / "socket").exists)
     process.terminate()
-    assert process.wait(PATIENCE) == 0
+    assert process.wait(MAX_WAIT_SECONDS) == 0
 
 
 # ---------------------------------------------------------------- what a site tells
@@ -396,7 +396,7 @@ def test_a_partition_that_does_not_exist_is_one_line(server: Server, tmp_path: P
 def test_a_compressed_upload_is_smaller_and_owes_only_what_was_accepted(
     how: str, server: Server, tmp_path: Path
 ) -> None:
-    from offbeat.core.parts import compression
+    from offbeat.deploy import compression
 
     site, chosen = site_harness.site(tmp_path), compression.parse_compression(how)
     site.handle(site_harness.greeting(server.of, how))

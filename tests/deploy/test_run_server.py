@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from in_process import InProcessTransport
+from in_process_transport import InProcessTransport
 from offbeat.cli.replay import replay
 from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import LocalRule, LocalWork, Strategy

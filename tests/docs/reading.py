@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 from command_line import answer
 
-from patience import PATIENCE
+from waiting import MAX_WAIT_SECONDS
 from test_readme import Block, _python, blocks
 
 NAMED = re.compile(r"# (\S+\.(?:py|yaml))\n")
@@ -69,7 +69,7 @@ class Reader:
             *arguments,
         ]
         done = subprocess.run(
-            start, capture_output=True, text=True, timeout=PATIENCE, env={**os.environ, "COLUMNS": "100"}
+            start, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS, env={**os.environ, "COLUMNS": "100"}
         )
         self.printed = done.stdout + done.stderr
         return done.returncode

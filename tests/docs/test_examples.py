@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["own-data", "own-strategy", "python-study"])
-def test_an_example_runs_as_it_stands(name, monkeypatch, capsys, one_by_one):
+def test_an_example_runs_as_it_stands(name, monkeypatch, capsys, sequential_runs):
     os.chdir(shutil.copytree(EXAMPLES / name, "copy", ignore=shutil.ignore_patterns("__pycache__", "runs")))
     reader = Reader(Path("README.md"), monkeypatch, capsys)
     reader.read()

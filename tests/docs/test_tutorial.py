@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 
 
 @pytest.mark.slow
-def test_a_reader_gets_through_it(monkeypatch, capsys, one_by_one):
+def test_a_reader_gets_through_it(monkeypatch, capsys, sequential_runs):
     reader = Reader(PAGE, monkeypatch, capsys)
     reader.read()
     assert len(reader.commands) == 17

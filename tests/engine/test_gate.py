@@ -13,9 +13,9 @@ from small_world import LAYOUT, Eager, Surroundings, make_engine
 
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Failure, Result
-from offbeat.core.ledger import Ledger
 from offbeat.core.protocol import Dispatch, Layout, LocalRule, LocalWork, Slice
 from offbeat.engine.gate import Gate
+from offbeat.engine.strategy_driver import Ledger
 from offbeat.engine.until import Until
 
 

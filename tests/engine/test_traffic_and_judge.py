@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from offbeat.core.about import About
-from offbeat.core.ledger import Traffic
 from offbeat.core.protocol import Dispatch, Layout, LocalWork, Slice
 from offbeat.core.strategies import FedAvg
 from offbeat.core.strategy_contract import contract_of
 from offbeat.engine.model_evaluation import ModelEvaluator, state_bytes
+from offbeat.engine.trace import Traffic
 
 MODEL = torch.zeros(4)  # 16 bytes
 LAYOUT = Layout((Slice("w", (4,), 0, 4, "param"),))

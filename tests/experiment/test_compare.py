@@ -23,7 +23,7 @@ from offbeat.cli import app
 from offbeat.core.errors import ConfigError, OffbeatError, RunError
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.experiment.run import pooled_runs
-from patience import PATIENCE
+from waiting import MAX_WAIT_SECONDS
 
 
 def pair(seed: int = 0, examples: int = 24) -> tuple[Tensor, Tensor]:
@@ -368,7 +368,7 @@ def test_a_plain_script_compares_is_killed_and_goes_on(tmp_path):
 
     def call(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "study.py", *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
 
     assert call("killed").returncode == -signal.SIGKILL
     done, again = call(), call()
@@ -380,7 +380,7 @@ def test_a_plain_script_compares_is_killed_and_goes_on(tmp_path):
     assert again.stdout == done.stdout
     (tmp_path / "other").mkdir()
     whole = subprocess.run(
-        [sys.executable, "../study.py"], cwd=tmp_path / "other", capture_output=True, text=True, timeout=PATIENCE
+        [sys.executable, "../study.py"], cwd=tmp_path / "other", capture_output=True, text=True, timeout=MAX_WAIT_SECONDS
     )
     assert whole.stdout == done.stdout
     assert Path(tmp_path, "study", "mine-seed1", "command.txt").read_text().endswith(" study.py killed\n")

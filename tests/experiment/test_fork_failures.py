@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from patience import PATIENCE
+from waiting import MAX_WAIT_SECONDS
 
 # gradients nested so deeply that autograd starts another thread, in any build of torch
 NESTED = """
@@ -64,7 +64,7 @@ print(forked.equal(expected), compared["fedasync"][0].outcome.model.equal(expect
 )
 def test_without_forks_that_can_train_runs_continue_with_a_warning(before, fit):
     script = "import torch\n" + before + SCRIPT
-    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run([sys.executable, "-"], input=script, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
     assert done.stdout == "True True\n", done.stderr
     warnings = [line.partition(" here (")[0] for line in done.stderr.splitlines()]
     assert warnings == ([] if fit else ["worker processes: forks cannot train", "forked processes cannot train"])

@@ -119,7 +119,7 @@ def test_runs_of_one_comparison_are_of_one_world(request):
     with pytest.raises(RunError, match=r"^x/fedasync-seed0: the recording speeds.csv changed"):
         compare.execute_comparison(comparison, jobs=1)
     record(1, 2, 3, 4)
-    request.getfixturevalue("one_by_one")
+    request.getfixturevalue("sequential_runs")
     assert compare.execute_comparison(comparison)
     assert comparison.runs("fedasync")[0].complete
 

@@ -188,7 +188,7 @@ def test_both_are_settings_of_an_experiment_file():
     assert experiment_files.parse_experiment("clients: 3").evaluate == "test"
 
 
-def test_a_table_says_whose_mean_it_shows(tmp_path, one_by_one):
+def test_a_table_says_whose_mean_it_shows(tmp_path, sequential_runs):
     experiment = replace(
         experiment_files.parse_experiment("{clients: 4, model: linear, until: 30s, target: acc=0.05}"),
         split=TWO.split,

@@ -12,7 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from offbeat.cli import app
-from patience import PATIENCE
+from waiting import MAX_WAIT_SECONDS
 
 pytestmark = pytest.mark.docs
 
@@ -52,7 +52,7 @@ def test_its_first_block_is_a_whole_script(tmp_path):
     (tmp_path / "study.py").write_text(code)
     for _ in range(2):  # again: it is all there
         command = [sys.executable, "study.py"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=PATIENCE)
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
         assert done.returncode == 0, done.stderr
         assert shape(done.stdout) == shape(shown)
 

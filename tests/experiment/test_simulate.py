@@ -24,7 +24,7 @@ from offbeat.experiment.run.execution import Run
 from offbeat.scenario.delays import ConstantDelays, Uniform
 from offbeat.training.tasks import LOSS, Metric
 from offbeat.training.trainer import Training
-from patience import PATIENCE
+from waiting import MAX_WAIT_SECONDS
 
 
 def pairs(clients: int = 4, examples: int = 30, classes: int = 3) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -319,7 +319,7 @@ assert all(finding.passed for finding in check(offbeat.FedAvg(), scripts=4))
 
 
 def test_it_runs_where_only_torch_and_the_scientific_libraries_are_installed(tmp_path):
-    done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, cwd=tmp_path, timeout=PATIENCE)
+    done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, cwd=tmp_path, timeout=MAX_WAIT_SECONDS)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("FedBuff: ")
     assert "'model.safetensors', 'run.sqlite', 'simulation.json'" in done.stdout

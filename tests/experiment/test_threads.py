@@ -28,7 +28,7 @@ from offbeat.scenario.data import DATASETS, Dataset
 from offbeat.scenario.data.activity import HAR_ACTIVITIES, HAR_FOLDER, HAR_SIGNALS, HAR_STEPS
 from offbeat.scenario.data.mnist import IDX_FILES
 from offbeat.scenario.models import Linear, Mlp
-from patience import PATIENCE
+from waiting import MAX_WAIT_SECONDS
 
 THREADS = (1, 2, 4)
 
@@ -233,7 +233,7 @@ def test_a_run_has_the_same_digest_whatever_the_environment_says(tmp_path):
             env=environment,
             check=True,
             capture_output=True,
-            timeout=PATIENCE,
+            timeout=MAX_WAIT_SECONDS,
         )
         digests.add(runs.Run(folder).digest())
     assert len(digests) == 1

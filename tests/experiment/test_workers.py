@@ -188,7 +188,7 @@ def test_runs_of_a_comparison_with_a_worker_of_their_own_go_one_after_the_other_
 
 
 def test_a_comparison_that_is_stopped_is_finished_with_the_worker_it_was_begun_with_or_another(
-    made, tmp_path, one_by_one
+    made, tmp_path, sequential_runs
 ):
     experiments = {"one": replace(SMALL, strategy=offbeat.FedBuff(k=1)), "two": SMALL}
     comparison = compare.create_comparison(tmp_path / "c", experiments, [0], worker="several:2")
@@ -215,9 +215,11 @@ def test_runs_at_the_same_time_share_the_cores(monkeypatch):
         assert str(registry.share_cores(registry.parse_worker(given), at_once)) == each
 
 
-def test_auto_chooses_once_for_a_comparison_and_stays_with_it(tmp_path, monkeypatch, one_by_one, caplog):
+def test_auto_chooses_once_for_a_comparison_and_stays_with_it(tmp_path, monkeypatch, sequential_runs, caplog):
     chosen = iter([registry.WorkerChoice("batched", 1)])  # a second time would be one too many
-    monkeypatch.setattr(registry, "choose_fastest", lambda trainer, world, cores=None: (next(chosen), "a reason"))
+    monkeypatch.setattr(
+        "offbeat.experiment.run.execution.choose_fastest", lambda trainer, world, cores=None: (next(chosen), "a reason")
+    )
     monkeypatch.setattr(registry.os, "cpu_count", lambda: 2)
     experiments = {name: replace(SMALL, strategy=offbeat.FedBuff(k=k)) for name, k in (("one", 1), ("two", 2))}
     comparison = compare.create_comparison(tmp_path / "c", experiments, [0], worker="auto")

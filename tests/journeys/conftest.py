@@ -38,7 +38,7 @@ class Person:
 
 @pytest.fixture
 def person(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], one_by_one: None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sequential_runs: None
 ) -> Person:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("OFFBEAT_DATA", "")

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from offbeat.core.errors import DataError
 from offbeat.core.protocol import LocalWork
-from offbeat.scenario import summaries
 from offbeat.scenario.availability import (
     AVAILABILITY,
     NEVER,
@@ -27,6 +26,7 @@ from offbeat.scenario.availability import (
 )
 from offbeat.scenario.delays import ConstantDelays
 from offbeat.scenario.example_counts import ExampleCounts
+from offbeat.scenario.scenario_settings import summaries
 from offbeat.scenario.simulated_world import SimulatedWorld
 
 LAWS = [

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from offbeat.core.errors import DataError
-from offbeat.scenario import summaries
 from offbeat.scenario.data import DATASETS, Dataset, load, source
 from offbeat.scenario.data.built_in import Digits, Synthetic
 from offbeat.scenario.data.dataset import number_owners
+from offbeat.scenario.scenario_settings import summaries
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
 

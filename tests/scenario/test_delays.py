@@ -8,7 +8,6 @@ from statistics import NormalDist, fmean, pstdev
 import pytest
 
 from offbeat.core import draws
-from offbeat.scenario import summaries
 from offbeat.scenario.delays import (
     DELAYS,
     MIN_JITTER_FACTOR,
@@ -25,6 +24,7 @@ from offbeat.scenario.delays import (
     PerClient,
     Uniform,
 )
+from offbeat.scenario.scenario_settings import summaries
 
 LAWS: list[Delays] = [
     ConstantDelays(mean=7.0),

@@ -21,7 +21,6 @@ from offbeat.engine.until import Until
 from offbeat.experiment import build
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import Experiment
-from offbeat.scenario import summaries
 from offbeat.scenario.availability import Churn
 from offbeat.scenario.delays import Changing, ConstantDelays, Groups, Uniform
 from offbeat.scenario.example_counts import ExampleCounts
@@ -38,6 +37,7 @@ from offbeat.scenario.faults import (
 )
 from offbeat.scenario.models import Mlp
 from offbeat.scenario.network import Bandwidth
+from offbeat.scenario.scenario_settings import summaries
 from offbeat.scenario.simulated_world import SimulatedWorld
 from offbeat.scenario.streaming import ClassIncremental
 from offbeat.workers.inline import Inline

@@ -15,7 +15,6 @@ from offbeat.core.errors import DataError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
 from offbeat.core.vector import Layout, flatten
-from offbeat.scenario import summaries
 from offbeat.scenario.models import (
     MODELS,
     Cnn,
@@ -33,6 +32,7 @@ from offbeat.scenario.models import (
     Vgg11,
 )
 from offbeat.scenario.models.convolutional import ASO_FED_FASHION, FEDCOMPASS_MNIST, FEDPSA_CIFAR, FEDPSA_MNIST
+from offbeat.scenario.scenario_settings import summaries
 from offbeat.training.client_data import ClientData
 from offbeat.training.sensitivity import Sensitivity
 from offbeat.training.trainer import Trainer, Training

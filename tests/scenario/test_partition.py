@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError, DataError
-from offbeat.scenario import find_entry, summaries
 from offbeat.scenario.partition import PARTITIONS, Dirichlet, Iid, Partition
+from offbeat.scenario.scenario_settings import find_entry, summaries
 
 
 def labels(examples: int, classes: int = 10) -> Tensor:

@@ -12,14 +12,14 @@ import torch
 
 from offbeat.core.client_environment import JobTiming
 from offbeat.core.errors import DataError
-from offbeat.core.ledger import Payload
 from offbeat.core.protocol import Layout, LocalWork, Slice
 from offbeat.core.strategies import FedAsync, Local
 from offbeat.core.strategy_contract import contract_of
-from offbeat.scenario import network, recordings, summaries
+from offbeat.scenario import network, recordings
 from offbeat.scenario.delays import Changing, ConstantDelays, RecordedDelays
 from offbeat.scenario.example_counts import ExampleCounts
-from offbeat.scenario.network import NETWORKS, Bandwidth, Instant, Offset
+from offbeat.scenario.network import NETWORKS, Bandwidth, Instant, Offset, Payload
+from offbeat.scenario.scenario_settings import summaries
 from offbeat.scenario.simulated_world import SimulatedWorld
 
 GOOD = """client,t,available,seconds_per_step,mbps

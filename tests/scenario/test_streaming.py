@@ -23,13 +23,13 @@ from offbeat.engine.until import Until
 from offbeat.experiment import build
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import Experiment
-from offbeat.scenario import summaries
 from offbeat.scenario.data.built_in import Digits
 from offbeat.scenario.data.dataset import Dataset
 from offbeat.scenario.delays import ConstantDelays
 from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.models import Mlp
 from offbeat.scenario.partition import Iid
+from offbeat.scenario.scenario_settings import summaries
 from offbeat.scenario.simulated_world import SimulatedWorld
 from offbeat.scenario.streaming import STREAMS, ClassIncremental, Drifting, Growing, Static
 

@@ -50,7 +50,7 @@ def written(folder: Path, world: World) -> Path:
     """The world as an experiment file."""
     path = folder / "world.yaml"
     if not path.exists():
-        experiment_files.write(path, worlds.experiment(world))
+        experiment_files.write_experiment(path, worlds.experiment(world))
     return path
 
 

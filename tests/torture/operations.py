@@ -66,7 +66,7 @@ def on(disk: Disk, arguments: tuple[object, ...]) -> Callable[[], int]:
 
 def prepare(disk: Disk) -> None:
     """In a child: every row of the trace is a block, which is handed to the system only."""
-    trace.BLOCK = 1
+    trace.BLOCK_ROWS = 1
     disk.install()
 
 

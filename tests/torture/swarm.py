@@ -43,16 +43,16 @@ class Swarm(Case):
     def _live(self, folder: Path) -> int:
         experiment = worlds.experiment(self.world)
         try:
-            whole = runs.create(folder / "whole", experiment)
+            whole = runs.create_run(folder / "whole", experiment)
             events = _execute(whole)
         except (ConfigError, DataError):
             return REFUSED
         judge(whole, experiment.population)
-        again = runs.create(folder / "again", experiment)
+        again = runs.create_run(folder / "again", experiment)
         _execute(again)
         if again.digest() != whole.digest():
             raise Wrong("repeated, it has another digest")
-        stopped = runs.create(folder / "stopped", experiment)
+        stopped = runs.create_run(folder / "stopped", experiment)
         _execute(stopped, stop=max(1, int(events * self.stop)))
         _execute(stopped)
         if stopped.digest() != whole.digest():
@@ -75,7 +75,7 @@ def _execute(run: Run, stop: int = 0) -> int:
 
     VirtualEngine._handle = counting  # type: ignore[method-assign,assignment]
     try:
-        outcome = runs.execute(run, checkpoint_every=1e9)
+        outcome = runs.execute_run(run, checkpoint_every=1e9)
     finally:
         VirtualEngine._handle = handle  # type: ignore[method-assign]
     if outcome is not None and outcome.reason != INTERRUPTED and not run.complete:

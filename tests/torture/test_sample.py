@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from patience import PATIENCE
+from waiting import MAX_WAIT_SECONDS
 
 HERE = Path(__file__).parent
 PARTS = ("kills", "operations", "power", "damage", "swarm")
@@ -16,7 +16,7 @@ PARTS = ("kills", "operations", "power", "damage", "swarm")
 
 def torture(*arguments: str) -> subprocess.CompletedProcess[str]:
     """In a process of its own, which has to be without threads when it forks."""
-    return subprocess.run([sys.executable, str(HERE), *arguments], capture_output=True, text=True, timeout=PATIENCE)
+    return subprocess.run([sys.executable, str(HERE), *arguments], capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ FAULTS = {
 def test_a_fault_made_on_purpose_is_found(name):
     fault, cases, words = FAULTS[name]
     script = BROKEN.format(fault=fault, cases=cases, here=str(HERE))
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=PATIENCE)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
     assert done.returncode == 0, done.stderr
     assert words in done.stdout
     assert "nothing was found" not in done.stdout

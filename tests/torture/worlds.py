@@ -18,11 +18,11 @@ from offbeat.core.strategies import REGISTRY
 from offbeat.engine.until import Until
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import Experiment
-from offbeat.scenario.data.synthetic import Synthetic
+from offbeat.scenario.data.built_in import Synthetic
 from offbeat.scenario.delays import Uniform
 from offbeat.scenario.models import Mlp
 from offbeat.scenario.partition import Iid
-from offbeat.training.survey import Survey
+from offbeat.training.evaluation import Survey
 from offbeat.training.trainer import Training
 
 World = tuple[str, ...]
@@ -110,7 +110,7 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
 @cache
 def experiment(world: World) -> Experiment:
     """Raises ConfigError where the changes do not go together."""
-    return experiment_files.changed(TINY, [change for word in world if word != LIMITED for change in _apart(word)])
+    return experiment_files.with_changes(TINY, [change for word in world if word != LIMITED for change in _apart(word)])
 
 
 def legal(world: World) -> bool:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from offbeat.training.descent import device_generators, seeded
-from patience import PATIENCE
+from waiting import MAX_WAIT_SECONDS
 
 SOURCES = device_generators(torch.device("cpu"))
 
@@ -57,14 +57,14 @@ def test_a_fork_has_them_though_a_thread_of_its_parent_had_them() -> None:
     def holds() -> None:
         with seeded(SOURCES, 1):
             held.set()
-            done.wait(PATIENCE)
+            done.wait(MAX_WAIT_SECONDS)
 
     thread = threading.Thread(target=holds)
     thread.start()
-    assert held.wait(PATIENCE)
+    assert held.wait(MAX_WAIT_SECONDS)
     pid = os.fork()
     if pid == 0:
-        signal.alarm(int(PATIENCE))  # if it waits for ever
+        signal.alarm(int(MAX_WAIT_SECONDS))  # if it waits for ever
         os._exit(0 if len(numbers(2)) == 3 else 1)
     try:
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0

@@ -31,7 +31,7 @@ from offbeat.testing import TinyClients, identical, tiny_world, with_probe
 from offbeat.workers import job_queue, process_pool, processes, shared_memory_codec
 from offbeat.workers.inline import Inline
 from offbeat.workers.processes import Processes
-from patience import until
+from waiting import wait_until
 
 HERE = os.getpid()
 
@@ -277,7 +277,7 @@ def test_killing_processes_changes_no_results(working):
                 os.kill(victim, signal.SIGKILL)
                 killed.append(victim)
                 if len(killed) % 3 == 0:
-                    until(lambda: not alive(victim))  # it is dead before it is sent another job
+                    wait_until(lambda: not alive(victim))  # it is dead before it is sent another job
             return answers
 
         worker.collect = collecting
@@ -351,7 +351,7 @@ def test_jobs_are_started_early_in_the_order_of_their_due_times(working, tmp_pat
     for ticket, due in dues.items():
         worker.submit(job(ticket), due)
     worker.collect((3,))
-    until(lambda: log.exists() and len(log.read_text().split()) >= 3)  # the others are not collected yet
+    wait_until(lambda: log.exists() and len(log.read_text().split()) >= 3)  # the others are not collected yet
     for ticket in (1, 2, 4, 0):
         worker.collect((ticket,))
     assert log.read_text().split() == ["3", "1", "2", "4", "0"]
@@ -417,7 +417,7 @@ def test_processes_end_when_a_worker_is_deleted():
     assert all(map(alive, left))
     del worker
     gc.collect()
-    until(lambda: not any(map(alive, left)))
+    wait_until(lambda: not any(map(alive, left)))
 
 
 def test_processes_end_when_a_run_raises(working):
@@ -432,7 +432,7 @@ def test_processes_end_when_a_run_raises(working):
     with pytest.raises(ZeroDivisionError):
         engine.run()
     assert len(left) == 2
-    until(lambda: not any(map(alive, left)))
+    wait_until(lambda: not any(map(alive, left)))
 
 
 def test_processes_end_at_once_during_a_job(working):
@@ -496,7 +496,7 @@ def test_a_helping_parent_trains_the_job_it_waits_for(working):
         assert torch.equal(result.local, expected.local)
     left = pids(worker)
     worker.close()
-    until(lambda: not any(map(alive, left)))
+    wait_until(lambda: not any(map(alive, left)))
 
 
 def test_a_ctrl_c_during_a_fork_leaves_no_process(monkeypatch, working):

@@ -23,7 +23,7 @@ from offbeat.core.protocol import LocalRule, LocalWork
 from offbeat.core.strategies import FedBuff
 from offbeat.testing import identical
 from offbeat.workers.inline import Inline
-from patience import until
+from waiting import wait_until
 
 pytestmark = pytest.mark.ray
 
@@ -60,7 +60,7 @@ def working(cluster: Any) -> Iterator[Any]:
         left += [member.pid for member in worker._members if member.pid]
         worker.close()
         worker.close()  # closing twice has no further effect
-    until(lambda: not any(map(alive, left)))
+    wait_until(lambda: not any(map(alive, left)))
     assert cluster.list_all_nodes()
 
 

@@ -174,12 +174,7 @@ def _execute_in_memory(
 def _execute_in_folder(
     script: ScriptedRun, folder: Path, worker: str, memory: str | None, watch: Callable[[Status], None] | None
 ) -> Simulation:
-    from offbeat.experiment.run import (  # needs modules that only Unix systems have
-        Run,
-        Unfinished,
-        create_run,
-        execute_run,
-    )
+    from offbeat.experiment.run import Run, Unfinished, create_run, execute_run
 
     run = Run(folder, script)
     if run.scripted:

@@ -1,30 +1,22 @@
-"""Deliver events to a strategy and apply its actions.
+"""The ledger of a run, and the driver that delivers events to the strategy and applies its actions.
 
-Each answer is validated as a whole before any of it is applied, and a model that is not finite is never kept. The gate
-bounds uploads so that strategies which keep the laws stay finite; if a strategy does not, the run ends: the answer is
-discarded, the reason names the tickets accepted since the last check, and the last finite model becomes the result.
-
-A check is one pass over the model. It runs every UPDATES_BETWEEN_CHECKS updates and wherever a broken model would
-show: before an evaluation, and when an answer is refused, because a client that was sent such a model returns one.
-Checks depend only on the events of the run, so a resumed run makes the same ones. No checkpoint is written of a broken
-model.
+The virtual, live and scripted engines share both, so actions are legal under the same conditions. All actions of an
+answer are validated before any of them is applied.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, pairwise
 from math import isfinite
 from time import perf_counter
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 
-from offbeat.core.errors import RunError
 from offbeat.core.event_text import describe_event
 from offbeat.core.jobs import Job, Result
-from offbeat.core.ledger import Ledger, Traffic
 from offbeat.core.protocol import (
     Action,
     CancelTimer,
@@ -36,16 +28,177 @@ from offbeat.core.protocol import (
     ProtocolError,
     Reject,
     SetTimer,
+    Stop,
     Strategy,
     World,
 )
+from offbeat.core.snapshot import Get, Put, Tree, expect_type, pack, unpack
 from offbeat.core.strategy_contract import contract_of
-from offbeat.engine.progress import NOT_FINITE, Progress, is_divergence
-from offbeat.engine.trace import NullTrace, Trace
+from offbeat.engine.divergence import MAX_NAMED_TICKETS, LastFiniteModel, is_finite
+from offbeat.engine.progress import Progress, is_divergence
+from offbeat.engine.trace import NullTrace, Trace, Traffic
 
-UPDATES_BETWEEN_CHECKS = 64
-MAX_NAMED_TICKETS = 8
 NO_MEMORY: Mapping[str, Tensor] = {}
+SAVED = {"version": int, "next_ticket": int, "newcomers": dict, "absent": dict, "job_counts": dict}
+
+
+@dataclass(slots=True)
+class Ledger:
+    """Clients, tickets and versions of one run."""
+
+    clients: Mapping[int, int]  # known at the start; not copied, so a million idle clients need no memory here
+    seed: int = 0
+    version: int = 0
+    next_ticket: int = 0
+    newcomers: dict[int, int] = field(default_factory=dict)  # client -> number of examples
+    absent: dict[int, None] = field(default_factory=dict)  # known clients that are not reachable now
+    open_jobs: dict[int, Job] = field(default_factory=dict)
+    open_tickets: dict[int, int] = field(default_factory=dict)  # client -> its open ticket
+    job_counts: dict[int, int] = field(default_factory=dict)  # client -> number of jobs it was sent
+    sent_versions: int = 0  # sum of the base versions of open tickets
+
+    def is_known(self, client: int) -> bool:
+        """Return whether the client was known at the start or has joined."""
+        return client in self.clients or client in self.newcomers
+
+    def known_clients(self) -> Iterator[int]:
+        """Iterate over all clients that were known at the start or have joined."""
+        return chain(self.clients, self.newcomers)
+
+    def is_idle(self, client: int) -> bool:
+        """Return whether the client is known, reachable and without an open ticket."""
+        if client in self.open_tickets or client in self.absent:
+            return False
+        return client in self.job_counts or self.is_known(client)  # job_counts first: this runs for every event
+
+    def join(self, client: int, num_examples: int) -> None:
+        """Register a client that appears for the first time or again."""
+        self.absent.pop(client, None)
+        if client not in self.clients:
+            self.newcomers[client] = num_examples
+
+    def leave(self, client: int) -> None:
+        """Mark a client as unreachable."""
+        self.absent[client] = None
+
+    def mean_age(self) -> float | None:
+        """Return how many versions ago open tickets were sent, on average; None without open tickets."""
+        return self.version - self.sent_versions / len(self.open_jobs) if self.open_jobs else None
+
+    def close(self, ticket: int) -> Job:
+        """Remove a ticket that was answered, failed or expired; each ticket is closed once."""
+        job = self.open_jobs.pop(ticket)
+        self.sent_versions -= job.base_version
+        del self.open_tickets[job.client]
+        return job
+
+    def validate(self, actions: list[Action], like: Tensor, arrived: Job | None, now: float) -> bool:
+        """Raise ProtocolError if any action of this answer is illegal; return whether it rejects the update.
+
+        Nothing is recorded. `like` is the current model and `arrived` the job whose update is being answered, the only
+        one that may be rejected.
+        """
+        if not isinstance(actions, list):
+            raise ProtocolError(f"on_event returned a {type(actions).__name__}: return a list of actions")
+        if len(actions) == 1:  # fast path for the usual answers, which cannot dispatch twice to one client
+            only = actions[0]
+            if type(only) is Dispatch and only.model is like:
+                client = only.client
+                if client in self.job_counts and client not in self.open_tickets and client not in self.absent:
+                    return False
+            elif type(only) is Commit:
+                _check_model("Commit", only.model, like)
+                return False
+        sent: set[int] = set()
+        rejects = False
+        for action in actions:
+            if isinstance(action, Dispatch):
+                client = action.client
+                if client in sent or not self.is_idle(client):
+                    raise ProtocolError(f"Dispatch to client {client}: {self._why_not_idle(client, sent)}")
+                sent.add(client)
+                if action.model is not like:
+                    _check_model("Dispatch", action.model, like)
+            elif isinstance(action, Commit):
+                _check_model("Commit", action.model, like)
+                like = action.model  # usually dispatched next
+            elif isinstance(action, SetTimer):
+                if not isfinite(action.at) or action.at < now:
+                    raise ProtocolError(
+                        f"SetTimer({action.key!r}, at={action.at}): now is {now}; set timers at or after it"
+                    )
+            elif isinstance(action, Reject):
+                if rejects:
+                    raise ProtocolError("a second Reject in one answer: only one update can be rejected")
+                rejects = True
+                if arrived is None or (action.client, action.ticket) != (arrived.client, arrived.ticket):
+                    raise ProtocolError(
+                        f"Reject of client {action.client}'s ticket {action.ticket}: not the update being answered"
+                    )
+            elif isinstance(action, Note):
+                for name, value in action.values.items():
+                    if not isinstance(value, (int, float)):
+                        raise ProtocolError(f"Note {name!r} = {value!r}: use plain numbers")
+            elif not isinstance(action, (CancelTimer, Stop)):
+                raise ProtocolError(f"{action!r} is not an action")
+        return rejects
+
+    def validate_final(self, actions: list[Action], like: Tensor, now: float) -> None:
+        """Validate the actions a strategy returns at the end of a run: Commit and Note only."""
+        for action in actions:
+            if not isinstance(action, (Commit, Note)):
+                raise ProtocolError(f"{type(action).__name__} at the end of a run: only Commit and Note are allowed")
+        self.validate(actions, like, None, now)
+
+    def _why_not_idle(self, client: int, sent: set[int]) -> str:
+        if client in sent:
+            return "it is dispatched twice in one answer"
+        if client in self.open_tickets:
+            return f"it still works on ticket {self.open_tickets[client]}"
+        return "it is not reachable" if self.is_known(client) else "this client is unknown"
+
+    def dispatch(self, action: Dispatch, now: float, num_examples: int, memory: Mapping[str, Tensor]) -> Job:
+        """Open a ticket for a validated Dispatch, with the version after the Commits listed before it."""
+        ticket, client = self.next_ticket, action.client
+        index = self.job_counts.get(client, 0)
+        job = Job(ticket, client, index, action.model, self.version, action.work, num_examples, memory, self.seed, now)
+        self.next_ticket = ticket + 1
+        self.job_counts[client] = index + 1
+        self.open_jobs[ticket] = job
+        self.sent_versions += self.version
+        self.open_tickets[client] = ticket
+        return job
+
+    # ------------------------------------------------------------ save and restore
+
+    def save(self, put: Put) -> Tree:
+        fields = {name: pack(getattr(self, name), put) for name in SAVED}
+        return {"ledger": fields, "open_jobs": [pack(job, put) for job in self.open_jobs.values()]}
+
+    def restore(self, tree: Tree, get: Get) -> Ledger:
+        """Return a ledger with the saved contents, for the clients and seed of this one."""
+        saved = {name: expect_type(kind, unpack(tree["ledger"][name], get), name) for name, kind in SAVED.items()}
+        jobs: list[Job] = [
+            expect_type(Job, unpack(job, get), "open_jobs") for job in expect_type(list, tree["open_jobs"], "open_jobs")
+        ]
+        ledger = Ledger(self.clients, self.seed, **saved)
+        ledger.open_jobs = {job.ticket: job for job in jobs}
+        ledger.sent_versions = sum(job.base_version for job in jobs)
+        ledger.open_tickets = {job.client: job.ticket for job in jobs}
+        return ledger
+
+
+def sorted_clients(clients: Mapping[int, int]) -> Iterable[int]:
+    """Return clients in order of their ids, without a copy if already sorted (40 MB per million clients)."""
+    return clients if all(a < b for a, b in pairwise(clients)) else sorted(clients)
+
+
+def _check_model(what: str, model: object, like: Tensor) -> None:
+    if not isinstance(model, Tensor) or model.shape != like.shape:
+        actual = f"shape {tuple(model.shape)}" if isinstance(model, Tensor) else type(model).__name__
+        raise ProtocolError(f"{what} with {actual}: a model is a flat vector of {like.numel()} entries")
+    if model.dtype is not like.dtype:
+        raise ProtocolError(f"{what} with {model.dtype}: use {like.dtype}, the dtype of the initial model")
 
 
 class Offer(NamedTuple):
@@ -58,67 +211,6 @@ class Offer(NamedTuple):
 Order = Job | SetTimer | CancelTimer | Offer
 EventObserver = Callable[[Event, Sequence[Action]], None]
 NumExamples = Callable[[int, int, float], int]  # (client, index of its next job, now) -> its number of examples
-
-
-@dataclass(slots=True)
-class LastFiniteModel:
-    """The last model that was found to be finite, and the tickets accepted since."""
-
-    model: Tensor
-    version: int = 0
-    next_check: int = 0  # number of updates after which the next Commit is checked
-    tickets: list[int] = field(default_factory=list)  # the first ones; a method that never commits may accept millions
-    more_tickets: int = 0  # number of others
-
-    @classmethod
-    def starting_from(cls, model: Tensor, version: int, updates: int) -> LastFiniteModel:
-        if not is_finite(model):
-            raise RunError("the initial model has numbers that are not finite: training cannot start from it")
-        return cls(model, version, updates + UPDATES_BETWEEN_CHECKS)
-
-    def replace(self, model: Tensor, version: int, updates: int) -> None:
-        self.model, self.version, self.next_check = model, version, updates + UPDATES_BETWEEN_CHECKS
-        self.tickets, self.more_tickets = [], 0
-
-    def add_ticket(self, ticket: int) -> None:
-        if len(self.tickets) < MAX_NAMED_TICKETS:
-            self.tickets.append(ticket)
-        else:
-            self.more_tickets += 1
-
-    def find_fault(self, actions: Sequence[Action]) -> str | None:
-        """Return the first action of an answer with a Commit that is not finite, in words."""
-        commits = [action.model for action in actions if isinstance(action, Commit)]
-        if not all(map(is_finite, commits)):
-            return "a Commit"
-        for action in actions:
-            if isinstance(action, Dispatch) and not self._all_finite(
-                action.model, action.work.extras.values(), commits
-            ):
-                return f"a Dispatch to client {action.client}"
-        return None
-
-    def find_job_fault(self, job: Job) -> str | None:
-        """Return a description of the dispatch, if what the client was sent is not finite."""
-        if self._all_finite(job.base, job.work.extras.values(), []):
-            return None
-        return f"a Dispatch to client {job.client}, ticket {job.ticket},"
-
-    def describe(self, fault: str) -> str:
-        """Return the reason of a run that ends with this fault."""
-        named = ", ".join(map(str, self.tickets)) or "none"
-        more = f" and {self.more_tickets} more" if self.more_tickets else ""
-        return f"{NOT_FINITE}: {fault} after version {self.version}, which is kept; tickets since: {named}{more}"
-
-    def _all_finite(self, model: Tensor, extras: Iterable[Tensor], checked: Sequence[Tensor]) -> bool:
-        known = model is self.model or any(model is other for other in checked)
-        return (known or is_finite(model)) and all(is_finite(extra.flatten()) for extra in extras)
-
-
-def is_finite(vector: Tensor) -> bool:
-    """Return whether a vector and its squared norm are finite; no client may send a larger one."""
-    wide = vector if vector.dtype in (torch.float32, torch.float64) else vector.float()
-    return isfinite(torch.dot(wide, wide).item())
 
 
 class StrategyDriver:
@@ -175,7 +267,7 @@ class StrategyDriver:
             # before the actions are applied: they may dispatch the client's next job
             progress.updates = updates + 1
             progress.since_accepted = 0
-            last_finite.add_ticket(job.ticket)
+            self._count_accepted(job.ticket)
             if result.memory:
                 self.memories[job.client] = result.memory
         orders = self._apply(now, actions, event)
@@ -215,6 +307,12 @@ class StrategyDriver:
                 self.end(action.reason)
         return orders
 
+    def _count_accepted(self, ticket: int) -> None:
+        last_finite = self.last_finite
+        last_finite.accepted += 1
+        if last_finite.accepted <= MAX_NAMED_TICKETS:  # a method that never commits may accept millions
+            last_finite.tickets.append(ticket)
+
     def _compare_versions(self) -> None:
         counted, version = self.state.version, self.ledger.version
         if counted != version:
@@ -236,7 +334,7 @@ class StrategyDriver:
         if self.diverged:
             return
         if accepted is not None:
-            self.last_finite.add_ticket(accepted.ticket)
+            self._count_accepted(accepted.ticket)
         self.stop_reason = self.last_finite.describe(fault)
         self.model, self.ledger.version = self.last_finite.model, self.last_finite.version
 

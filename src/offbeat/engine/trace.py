@@ -1,4 +1,4 @@
-"""The trace: what happened in a run, row by row, in SQLite.
+"""The trace: what happened in a run, row by row, in SQLite, with the bytes of each transfer.
 
 Theory of operation. Metrics, tables, figures and reports are functions of the trace. Rows are buffered and written in
 blocks, so recording one costs about a microsecond. A full block is handed to the system without waiting for the disk;
@@ -14,10 +14,16 @@ import sqlite3
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from offbeat.core.errors import CheckpointError, OffbeatError, RunError
+from offbeat.core.protocol import Dispatch
+from offbeat.core.strategy_contract import Contract
 from offbeat.engine.trace_file import (
     BLOCK_ROWS,
     TABLES,
@@ -277,6 +283,57 @@ class Trace:
             self._db.close()
 
 
+@dataclass(slots=True)
+class Traffic:
+    """Count the bytes of each download and upload.
+
+    If clients keep the model that they sent or received last (class attribute `clients_keep` of the strategy), sending
+    it to them again costs nothing. A strategy that shares no model costs nothing at all.
+    """
+
+    model_bytes: int
+    shares: bool = True
+    clients_keep: bool = False
+    client_models: dict[int, Tensor] = field(default_factory=dict)  # client -> model it has, with `clients_keep`
+
+    @classmethod
+    def of(cls, contract: Contract, model: Tensor) -> Traffic:
+        """Start counting for a strategy and its model."""
+        return cls(model.nbytes, contract.shares, contract.clients_keep)
+
+    def count_download(self, action: Dispatch) -> int:
+        """Return the bytes of a dispatch."""
+        if not self.shares:
+            return 0
+        extras = action.work.extras
+        size = _total_bytes(extras) if extras else 0
+        if self.clients_keep and self._has_model(action.client, action.model):
+            return size
+        return size + self.model_bytes
+
+    def count_upload(self, client: int, local: Tensor, extras: Mapping[str, Tensor]) -> int:
+        """Return the bytes of an accepted update."""
+        if not self.shares:
+            return 0
+        if self.clients_keep:
+            self.client_models[client] = local
+        return self.model_bytes + _total_bytes(extras) if extras else self.model_bytes
+
+    def wasted_upload(self) -> int:
+        """Return the bytes of an upload that is late, duplicate or refused; its extras are not known."""
+        return self.model_bytes if self.shares else 0
+
+    def _has_model(self, client: int, model: Tensor) -> bool:
+        """Return whether the client has this model already; it has from now on."""
+        known = self.client_models.get(client)
+        self.client_models[client] = model
+        return known is not None and (known is model or torch.equal(known, model))
+
+
 def _real(value: float) -> float | None:
     """Return a number as SQLite returns it."""
     return float(value) + 0.0 if value == value else None
+
+
+def _total_bytes(tensors: Mapping[str, Tensor]) -> int:
+    return sum(t.nbytes for t in tensors.values())

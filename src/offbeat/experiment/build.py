@@ -17,7 +17,6 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from offbeat.core.computed_rows import map_rows
 from offbeat.core.errors import ConfigError, unknown_name
-from offbeat.core.ledger import Payload
 from offbeat.core.protocol import LocalWork, World
 from offbeat.core.strategy_contract import contract_of
 from offbeat.core.threads import one_thread
@@ -28,7 +27,7 @@ from offbeat.experiment import model_card, speed_groups
 from offbeat.experiment.data_assignment import arrival_order, assign_examples, owner_names
 from offbeat.experiment.spec.config import Experiment, is_pooled
 from offbeat.metrics import DIRECTIONS, names_fact
-from offbeat.scenario import Always, ExampleCounts, Instant, SimulatedWorld, Static, result_modifier
+from offbeat.scenario import Always, ExampleCounts, Instant, Payload, SimulatedWorld, Static, result_modifier
 from offbeat.scenario.data import load
 from offbeat.scenario.delays import ConstantDelays
 from offbeat.training import (

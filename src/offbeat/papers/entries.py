@@ -19,7 +19,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
 from offbeat.core.errors import ConfigError, unknown_name
-from offbeat.papers import PAPERS
+from offbeat.papers.preset_registry import PAPERS
 
 RELATIVE_TIME = "relative_time"  # key of quantities that are times relative to a reference method
 FINAL_VALUE = "final"  # key of quantities that are the headline metric at the end of a run

@@ -8,13 +8,10 @@ from functools import cached_property
 from itertools import islice
 
 from offbeat.core.errors import OffbeatError, RunError
-from offbeat.experiment.comparison import Comparison
-from offbeat.experiment.preset import Preset
-from offbeat.experiment.run import checksums, identity
-from offbeat.experiment.run.execution import Run
-from offbeat.experiment.spec.config import Experiment
-from offbeat.experiment.spec.serialization import to_values
-from offbeat.metrics.trace_summary import Summary
+from offbeat.experiment import Comparison, Preset
+from offbeat.experiment.run import Run, read_checksummed, setting_changes
+from offbeat.experiment.spec import Experiment, to_values
+from offbeat.metrics import Summary
 from offbeat.papers.entries import Entry
 from offbeat.papers.measured_values import MeasuredValues, Summaries, measure
 from offbeat.papers.run_store import PaperSetting, ReproductionStore, experiments_by_method
@@ -73,7 +70,7 @@ class StoredRuns:
             raise RunError(f"{run.folder}: {self.setting.preset} has no method {method!r} now")
         actual, expected = run.experiment(), replace(expected, seed=seed)
         if actual != expected:
-            changes = ", ".join(islice(identity.setting_changes("", to_values(actual), to_values(expected)), 3))
+            changes = ", ".join(islice(setting_changes("", to_values(actual), to_values(expected)), 3))
             raise RunError(
                 f"{run.folder}: it is not {method}, seed {seed}, of the current {self.setting.preset}, "
                 f"{self.setting.label}: {changes}"
@@ -102,7 +99,7 @@ class StoredRuns:
         environments: list[dict[str, object]] = []
         for _, _, run in self.finished:
             try:
-                environment = checksums.read_checksummed(run.folder / "environment.json")
+                environment = read_checksummed(run.folder / "environment.json")
             except (FileNotFoundError, RunError):
                 continue
             if environment not in environments:

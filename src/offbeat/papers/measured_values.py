@@ -9,11 +9,10 @@ from statistics import fmean, pstdev
 from typing import Literal
 
 from offbeat.core.errors import RunError
-from offbeat.engine.until import Target
-from offbeat.experiment.comparison import Comparison
-from offbeat.experiment.run.execution import Run
-from offbeat.metrics import curves, measures
-from offbeat.metrics.trace_summary import Summary
+from offbeat.engine import Target
+from offbeat.experiment import Comparison
+from offbeat.experiment.run import Run
+from offbeat.metrics import Summary, measure_values, shared_target, time_to_reach
 from offbeat.papers.entries import RELATIVE_TIME, Quantity
 
 Summaries = Mapping[str, Mapping[int, Summary]]  # method -> seed -> summary of a finished run
@@ -79,7 +78,7 @@ def _measured_value(key: str, summary: Summary) -> float:
         return summary.server_seconds / summary.updates if summary.updates else nan
     if key.startswith("metrics."):
         return summary.metrics.get(key.removeprefix("metrics."), nan)
-    known = measures.measure_values(summary)
+    known = measure_values(summary)
     if key not in known:
         raise RunError(f"unknown measure {key!r}")
     return known[key]
@@ -93,7 +92,7 @@ def _measure_times(comparison: Comparison, summaries: Summaries, reference: str)
         return MeasuredValues()
     times = {
         method: {
-            seed: (curves.time_to_reach(run.curve(target.metric), target), summaries[method][seed].seconds)
+            seed: (time_to_reach(run.curve(target.metric), target), summaries[method][seed].seconds)
             for seed, run in by_seed.items()
         }
         for method, by_seed in runs.items()
@@ -136,4 +135,4 @@ def _common_target(runs: Mapping[str, Mapping[int, Run]], summaries: Summaries) 
     if experiment.target is not None:
         return experiment.target.with_direction(first.higher_is_better)
     headline = {name: [run.curve(first.headline) for run in by_seed.values()] for name, by_seed in runs.items()}
-    return curves.shared_target(headline, first.headline, first.higher(first.headline))
+    return shared_target(headline, first.headline, first.higher(first.headline))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from offbeat.core.errors import OffbeatError, RunError
-from offbeat.experiment.preset import Scale
+from offbeat.experiment import Scale
 from offbeat.papers.entries import Entry
 from offbeat.papers.evaluated_entry import NOT_RUN, EntryResult, MeasuredEntry
 from offbeat.papers.run_store import IN_PLACE_OF, PAPER_SIZE, STAND_IN, PaperSetting, rank_setting

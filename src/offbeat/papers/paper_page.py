@@ -10,9 +10,8 @@ from pathlib import Path
 from statistics import fmean, stdev
 
 from offbeat.core.errors import RunError, format_count
-from offbeat.engine.checkpoint import write_atomically
-from offbeat.metrics.seed_statistics import confidence_interval
-from offbeat.papers import load_paper_preset
+from offbeat.engine import write_atomically
+from offbeat.metrics import confidence_interval
 from offbeat.papers.entries import FINAL_VALUE, Paper, format_number, load_papers
 from offbeat.papers.evaluated_entry import NOT_RUN, EntryResult, MeasuredEntry, StoredRuns
 from offbeat.papers.measured_values import curve_stability
@@ -28,6 +27,7 @@ from offbeat.papers.page_merge import (
     setting_line,
     summary_lines,
 )
+from offbeat.papers.preset_registry import load_paper_preset
 from offbeat.papers.run_import import DIGEST_LENGTH
 from offbeat.papers.run_store import STAND_IN, PaperSetting
 from offbeat.papers.verdict import RULE

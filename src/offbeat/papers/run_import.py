@@ -13,14 +13,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from offbeat.core.errors import ConfigError, OffbeatError, RunError
-from offbeat.experiment.comparison import Comparison
-from offbeat.experiment.preset import Scale
-from offbeat.experiment.run.execution import Run
-from offbeat.experiment.spec import methods
-from offbeat.experiment.spec.config import Experiment
-from offbeat.papers import load_paper_preset, paper_preset_functions
+from offbeat.experiment import Comparison, Scale
+from offbeat.experiment.run import Run
+from offbeat.experiment.spec import Experiment, methods
+from offbeat.papers.preset_registry import load_paper_preset, paper_preset_functions
 from offbeat.papers.run_store import PaperSetting, ReproductionStore, experiments_by_method
-from offbeat.scenario.data.built_in import StandIn
+from offbeat.scenario.data import StandIn
 
 NOT_COPIED = ("lock", "run.sqlite-shm", "checkpoint")  # not needed in finished runs; links are not copied either
 DIGEST_LENGTH = 16  # characters of a digest in messages

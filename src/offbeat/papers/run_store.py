@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import get_args
 
 from offbeat.core.errors import MissingData, RunError
-from offbeat.engine.until import Until, parse_until
+from offbeat.engine import Until, parse_until
+from offbeat.experiment import MANIFEST, Comparison, Preset, Scale
 from offbeat.experiment import comparison as comparing
-from offbeat.experiment.comparison import MANIFEST, Comparison
-from offbeat.experiment.preset import Preset, Scale
-from offbeat.experiment.spec.config import Experiment, name_of
-from offbeat.papers import load_paper_preset
+from offbeat.experiment.spec import Experiment, name_of
 from offbeat.papers.entries import RELATIVE_TIME
+from offbeat.papers.preset_registry import load_paper_preset
 from offbeat.scenario import data
-from offbeat.scenario.data.built_in import StandIn
+from offbeat.scenario.data import StandIn
 
 REPRODUCES = "reproduces"  # key of the manifest that holds the paper setting
 PAPER_SIZE = "the paper's size"

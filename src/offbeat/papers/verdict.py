@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 from typing import Literal, get_args
 
 from offbeat.core.errors import format_count
-from offbeat.metrics.seed_statistics import LEVEL, Interval, confidence_interval, paired_difference, t_quantile
+from offbeat.metrics import LEVEL, Interval, confidence_interval, paired_difference, t_quantile
 from offbeat.papers.entries import Entry, PrintedValue
 
 Verdict = Literal["reproduced", "partly", "not", "not comparable"]

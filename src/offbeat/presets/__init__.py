@@ -4,50 +4,6 @@ Presets of a paper are named after its tables and figures, for example `orthofl/
 the paper's, and a quick one that takes minutes on two cores with fewer or smaller clients, models and steps.
 """
 
-from __future__ import annotations
+from offbeat._lazy import lazy_exports
 
-from collections.abc import Callable
-from typing import get_args
-
-from offbeat.core.errors import ConfigError, unknown_name
-from offbeat.experiment.preset import Preset, Scale
-from offbeat.papers import load_paper_preset, paper_preset_functions
-
-__all__ = ["Preset", "Scale", "load", "names", "scales"]
-
-
-def _general_presets() -> dict[str, Callable[[], Preset]]:
-    from offbeat.presets import general
-
-    return {
-        "quickstart": general.quickstart,
-        "digits": general.digits,
-        "mnist": general.mnist,
-        "heart-disease": general.heart_disease,
-        "tcga-brca": general.tcga_brca,
-        "scale-1m": general.million,
-    }
-
-
-def names() -> list[str]:
-    """List the names of all presets: the general ones, then paper by paper."""
-    return [*sorted(_general_presets()), *paper_preset_functions()]
-
-
-def scales(name: str) -> list[str]:
-    """List the scales of a preset; a general preset has one scale without a name."""
-    return list(get_args(Scale)) if name in paper_preset_functions() else []
-
-
-def load(name: str, scale: Scale | None = None) -> Preset:
-    """Return the preset with this name; the default scale of a paper's preset is the paper's."""
-    general = _general_presets()
-    if scale is not None and scale not in get_args(Scale):
-        raise unknown_name("scale", scale, get_args(Scale))
-    if name in general:
-        if scale is not None:
-            raise ConfigError(f"preset {name!r} has only one scale: omit {scale!r}")
-        return general[name]()
-    if name not in paper_preset_functions():
-        raise unknown_name("preset", name, names())
-    return load_paper_preset(name, scale)
+__getattr__, __dir__, __all__ = lazy_exports(__name__, __file__)

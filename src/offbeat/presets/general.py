@@ -12,15 +12,15 @@ from dataclasses import replace
 from typing import Any
 
 from offbeat.core.strategies import REGISTRY, FedAsync, FedBuff
-from offbeat.engine.until import Target, Until
-from offbeat.experiment.preset import Preset
-from offbeat.experiment.spec.config import Experiment
-from offbeat.scenario.availability import Diurnal
+from offbeat.engine import Target, Until
+from offbeat.experiment import Preset
+from offbeat.experiment.spec import Experiment
+from offbeat.scenario import Diurnal
 from offbeat.scenario.data import Synthetic
 from offbeat.scenario.delays import Uniform
 from offbeat.scenario.models import Cnn, Linear, Mlp
 from offbeat.scenario.partition import Dirichlet, Draws, Natural
-from offbeat.training.trainer import Training
+from offbeat.training import Training
 
 STEPS = 20
 DELAYS = Uniform(low=0.5, high=5.0, jitter=0.05, unit="step")  # ten-fold spread: 10 to 100 s per job of 20 steps

@@ -10,13 +10,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from offbeat.core.errors import require
-from offbeat.engine.until import Until
-from offbeat.experiment.spec.config import Experiment
-from offbeat.scenario.availability import Always, Availability, Churn
+from offbeat.engine import Until
+from offbeat.experiment.spec import Experiment
+from offbeat.scenario import Always, Availability, Churn
 from offbeat.scenario.delays import Uniform
 from offbeat.scenario.models import Mlp
 from offbeat.scenario.partition import Draws
-from offbeat.training.trainer import Training
+from offbeat.training import Training
 
 MAX_EXAMPLES = 300  # per site, of about 1400 digits
 MIN_EXAMPLES = 8

@@ -17,9 +17,9 @@ from typing import Annotated, NamedTuple
 from offbeat.core import draws
 from offbeat.core.errors import require
 from offbeat.core.settings import Must, UpToOne, finite
-from offbeat.scenario import ScenarioSettings
 from offbeat.scenario.client_groups import Range, as_range, belongs_to_share, draw_between
 from offbeat.scenario.recordings import AVAILABLE, RecordedLaw, RecordedSeries
+from offbeat.scenario.scenario_settings import ScenarioSettings
 
 MIN_PERIOD_SECONDS = 1e-3  # with shorter periods a run would do nothing but change windows
 MIN_SHARE = 1e-4  # of a share that is drawn in each period: the search for the next rarer period would be too long

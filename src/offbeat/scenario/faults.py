@@ -20,8 +20,8 @@ from offbeat.core.client_environment import JobTiming
 from offbeat.core.jobs import Job, Result
 from offbeat.core.settings import Amount, Must, UpToOne
 from offbeat.core.vector import Layout
-from offbeat.scenario import Count, ScenarioSettings, former_names
 from offbeat.scenario.client_groups import belongs_to_share
+from offbeat.scenario.scenario_settings import Count, ScenarioSettings, former_names
 
 
 @dataclass(frozen=True, kw_only=True)

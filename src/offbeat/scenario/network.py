@@ -8,10 +8,10 @@ from typing import Protocol, runtime_checkable
 
 from offbeat.core import draws
 from offbeat.core.settings import Amount, Rate
-from offbeat.scenario import RangeSettings
 from offbeat.scenario.client_groups import draw_between
 from offbeat.scenario.delays.delay_law import elapsed_seconds
 from offbeat.scenario.recordings import MBPS, RecordedLaw, RecordedSeries
+from offbeat.scenario.scenario_settings import RangeSettings
 
 MEGABITS_PER_BYTE = 8e-6
 
@@ -104,3 +104,28 @@ NETWORKS: dict[str, type[Network]] = {
     "bandwidth": Bandwidth,
     "trace": RecordedBandwidth,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """Compute the download and upload bytes of a job, for worlds whose network takes time.
+
+    Every model counts as sent, because the models that clients keep are unknown when durations are drawn.
+    """
+
+    model_bytes: int
+    itemsize: int
+    layout: Layout
+    shares: bool = True
+
+    @classmethod
+    def of(cls, contract: Contract, model: Tensor, layout: Layout) -> Payload:
+        """Build the payload of a strategy's jobs."""
+        return cls(model.nbytes, model.element_size(), layout, contract.shares)
+
+    def __call__(self, work: LocalWork) -> tuple[int, int]:
+        if not self.shares:
+            return 0, 0
+        extras = sum(tensor.nbytes for tensor in work.extras.values())
+        uploads = {} if work.rule is None else work.rule.uploads(self.layout)
+        return self.model_bytes + extras, self.model_bytes + self.itemsize * sum(uploads.values())

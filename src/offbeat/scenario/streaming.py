@@ -17,8 +17,8 @@ from torch import Tensor
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require
 from offbeat.core.settings import UpToOne
-from offbeat.scenario import Count, ScenarioSettings
 from offbeat.scenario.client_groups import Range, as_range, draw_between
+from offbeat.scenario.scenario_settings import Count, ScenarioSettings
 
 Per = Literal["round", "second"]
 

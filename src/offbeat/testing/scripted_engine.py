@@ -23,9 +23,8 @@ from torch import Tensor
 
 from offbeat.core.event_text import describe_event
 from offbeat.core.jobs import Job, Result
-from offbeat.core.ledger import Ledger
 from offbeat.core.protocol import Action, CancelTimer, Event, ProtocolError, SetTimer, Strategy, World
-from offbeat.engine import Coordinator
+from offbeat.engine import Coordinator, Ledger
 from offbeat.testing.tiny_worlds import TinyClients, with_probe
 
 ARRIVE, LOST, READY = range(3)  # the order within one instant

@@ -20,6 +20,7 @@ from offbeat.core.errors import OffbeatError
 from offbeat.core.protocol import Strategy, World
 from offbeat.core.threads import one_thread
 from offbeat.engine.checkpoint import Checkpoints, CheckpointTimer
+from offbeat.engine.divergence import is_finite
 from offbeat.engine.gate import Gate
 from offbeat.engine.live.inbox import Inbox
 from offbeat.engine.live.journal import Journal
@@ -28,7 +29,6 @@ from offbeat.engine.live.sites import SiteIds, Timeouts
 from offbeat.engine.live.transport import Farewell, Question, Transport
 from offbeat.engine.model_evaluation import Evaluate
 from offbeat.engine.progress import Outcome, Status
-from offbeat.engine.strategy_driver import is_finite
 from offbeat.engine.trace import Trace
 from offbeat.engine.until import Until
 from offbeat.engine.virtual.event_heap import LOST, NO_ID, READY, TIMER

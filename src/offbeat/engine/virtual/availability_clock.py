@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from math import isfinite
 
 from offbeat.core.client_environment import ClientEnvironment
-from offbeat.core.ledger import Ledger
+from offbeat.engine.strategy_driver import Ledger
 from offbeat.engine.virtual.event_heap import LOST, NO_ID, READY, Clock
 
 

@@ -20,7 +20,6 @@ from torch import Tensor
 from offbeat.core.client_environment import ClientEnvironment
 from offbeat.core.errors import RunError
 from offbeat.core.jobs import Job, Result
-from offbeat.core.ledger import sorted_clients
 from offbeat.core.protocol import CancelTimer, SetTimer, Strategy, World
 from offbeat.core.threads import one_thread
 from offbeat.engine.checkpoint import Checkpoints, CheckpointTimer
@@ -29,7 +28,7 @@ from offbeat.engine.gate import Gate, Verdict, ticket_of
 from offbeat.engine.model_evaluation import ClientMeans, ClientSurvey, EvaluationSchedule, ModelEvaluator
 from offbeat.engine.process_memory import infrequent_garbage_collection
 from offbeat.engine.progress import Outcome, Status
-from offbeat.engine.strategy_driver import Offer, Order, is_finite
+from offbeat.engine.strategy_driver import Offer, Order, is_finite, sorted_clients
 from offbeat.engine.trace import Trace
 from offbeat.engine.until import Until
 from offbeat.engine.virtual.availability_clock import ClientAvailability

@@ -13,9 +13,9 @@ from offbeat.experiment.run.execution import store_results as store_results
 from offbeat.experiment.run.identity import check_identity as check_identity
 from offbeat.experiment.run.identity import read_identity as read_identity
 from offbeat.experiment.run.identity import setting_changes as setting_changes
+from offbeat.experiment.run.run_folder import COMPARISON as COMPARISON
 from offbeat.experiment.run.run_folder import Run as Run
 from offbeat.experiment.run.run_folder import create_run as create_run
-from offbeat.experiment.run.run_lock import COMPARISON as COMPARISON
 from offbeat.experiment.run.run_lock import RUN_ENTRIES as RUN_ENTRIES
 from offbeat.experiment.run.run_lock import SCRIPTED as SCRIPTED
 from offbeat.experiment.run.run_lock import exclusive_lock as exclusive_lock

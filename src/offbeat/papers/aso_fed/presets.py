@@ -13,18 +13,15 @@ from typing import Any
 
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies import AsoFed, FedAsync, FedAvg, FedProx, Global, Local
-from offbeat.engine.until import Until
-from offbeat.experiment.preset import Column, Preset, PresetFunction, Scale
-from offbeat.experiment.spec.config import Experiment
-from offbeat.scenario.availability import Dropout, Periodic
+from offbeat.engine import Until
+from offbeat.experiment import Column, Preset, PresetFunction, Scale
+from offbeat.experiment.spec import Experiment
+from offbeat.scenario import Dropout, Growing, Offset, Periodic, Static
 from offbeat.scenario.data import BeijingAir, DataSource, ExtraSensory, FashionMnist, FitRec, KddAir
 from offbeat.scenario.delays import ConstantDelays
-from offbeat.scenario.models import Cnn, Lstm, Model
-from offbeat.scenario.models.convolutional import ASO_FED_FASHION
-from offbeat.scenario.network import Offset
+from offbeat.scenario.models import ASO_FED_FASHION, Cnn, Lstm, Model
 from offbeat.scenario.partition import Natural, Partition, Pieces, Split
-from offbeat.scenario.streaming import Growing, Static
-from offbeat.training.trainer import Training
+from offbeat.training import Training
 
 OFFSET = Offset(low=10.0, high=100.0)
 # the paper does not give computing times; the network offsets are meant to distinguish the clients

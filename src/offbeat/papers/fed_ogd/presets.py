@@ -11,15 +11,14 @@ from functools import partial
 from typing import Any
 
 from offbeat.core.strategies import FLANP, FedAvg, FedOGD, GradMA, Mifa, Safa
-from offbeat.engine.until import Until
-from offbeat.experiment.preset import Column, Preset, PresetFunction, Scale
-from offbeat.experiment.spec.config import Experiment
+from offbeat.engine import Until
+from offbeat.experiment import Column, Preset, PresetFunction, Scale
+from offbeat.experiment.spec import Experiment
 from offbeat.scenario.data import AgNews, Cifar10, Cifar100, TinyImageNet
 from offbeat.scenario.delays import Groups
 from offbeat.scenario.models import Cnn, ResNet, TextCnn
 from offbeat.scenario.partition import MainClass
-from offbeat.training.evaluation import Survey
-from offbeat.training.trainer import Training
+from offbeat.training import Survey, Training
 
 PERIOD = 10.0
 CLIENTS = 50

@@ -9,16 +9,14 @@ from typing import Any
 
 from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.strategies import FedAsync, FedAT, FedAvg, FedAvgM, FedBuff, FedCompass
-from offbeat.engine.until import Target, Until
-from offbeat.experiment.preset import Column, Preset, PresetFunction, Scale
-from offbeat.experiment.spec.config import Experiment
+from offbeat.engine import Target, Until
+from offbeat.experiment import Column, Preset, PresetFunction, Scale
+from offbeat.experiment.spec import Experiment
 from offbeat.scenario.data import Cifar10, Isic2019, Ixi, Mnist
 from offbeat.scenario.delays import ConstantDelays, Delays, ExponentialDelays, Normal
-from offbeat.scenario.models import Cnn, EfficientNet, ResNet, UNet3d
-from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST
+from offbeat.scenario.models import FEDCOMPASS_MNIST, Cnn, EfficientNet, ResNet, UNet3d
 from offbeat.scenario.partition import ClassSubsets, DualDirichlet, Natural, Partition
-from offbeat.training.tasks import Focal, LossChoice, TaskLoss
-from offbeat.training.trainer import Training
+from offbeat.training import Focal, LossChoice, TaskLoss, Training
 
 ALPHA, DISCOUNT = 0.9, Polynomial(a=0.5)
 SEEDS = 10

@@ -26,11 +26,11 @@ from offbeat.core.errors import RunError, require
 from offbeat.core.protocol import Action, Event, Note, Strategy, UpdateArrived, World
 from offbeat.core.strategies.fedpsa import cosine
 from offbeat.experiment import build
-from offbeat.experiment.run.execution import Run
-from offbeat.experiment.spec.config import Experiment
-from offbeat.metrics import trace_summary
+from offbeat.experiment.run import Run
+from offbeat.experiment.spec import Experiment
+from offbeat.metrics import open_trace
 from offbeat.scenario.data import load
-from offbeat.training.sensitivity import Sensitivity
+from offbeat.training import Sensitivity
 
 KappaPairs = Sequence[tuple[float, float]]  # (kappa, compared value) of each update
 
@@ -79,7 +79,7 @@ def read_alignment(db: sqlite3.Connection, against: str = "agreement", width: fl
 
 def read_run_alignment(run: Run, against: str = "agreement", width: float = 0.1) -> Alignment:
     """Compute the correlations from the trace of a run."""
-    with trace_summary.open_trace(run.trace_file) as db:
+    with open_trace(run.trace_file) as db:
         return read_alignment(db, against, width)
 
 

@@ -8,15 +8,14 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from offbeat.core.strategies import CA2FL, FedAsync, FedAvg, FedBuff, FedFa, FedPAC, FedPSA
-from offbeat.engine.until import Until
-from offbeat.experiment.preset import Column, Preset, PresetFunction, Scale
-from offbeat.experiment.spec.config import Experiment
+from offbeat.engine import Until
+from offbeat.experiment import Column, Preset, PresetFunction, Scale
+from offbeat.experiment.spec import Experiment
 from offbeat.scenario.data import Cifar10, Cifar100, FashionMnist, Mnist
 from offbeat.scenario.delays import Delays, LongTail, Uniform
-from offbeat.scenario.models import Cnn, Linear
-from offbeat.scenario.models.convolutional import FEDPSA_CIFAR, FEDPSA_MNIST
+from offbeat.scenario.models import FEDPSA_CIFAR, FEDPSA_MNIST, Cnn, Linear
 from offbeat.scenario.partition import DirichletEqual
-from offbeat.training.trainer import Training
+from offbeat.training import Training
 
 CLIENTS = 50
 RATE = 0.2  # share of clients sampled per round, or active at the same time

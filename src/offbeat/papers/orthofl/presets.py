@@ -12,14 +12,14 @@ from statistics import fmean
 from typing import Any
 
 from offbeat.core.strategies import CA2FL, FedAdam, FedAsync, FedAvg, FedBuff, FedProx, OrthoFL
-from offbeat.engine.until import Until
-from offbeat.experiment.preset import Column, Preset, PresetFunction, Scale
-from offbeat.experiment.spec.config import Experiment
+from offbeat.engine import Until
+from offbeat.experiment import Column, Preset, PresetFunction, Scale
+from offbeat.experiment.spec import Experiment
 from offbeat.scenario.data import Cifar10, Cifar100, Mnist, TwentyNews, UciHar
 from offbeat.scenario.delays import Delays, Devices, HalfNormal, Lognormal, PerClient, Uniform
 from offbeat.scenario.models import Cnn, DistilBert, LeNet5, MobileNetV2, ResNet1d, TextCnn, Vgg11
 from offbeat.scenario.partition import DirichletEqual, Disjoint, Natural, Partition, Split
-from offbeat.training.trainer import Training
+from offbeat.training import Training
 
 # the paper rescales computing and sending for each model and data set, by factors it does not give; relative times do
 # not depend on a common factor

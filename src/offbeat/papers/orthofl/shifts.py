@@ -25,8 +25,8 @@ from offbeat.core.protocol import Action, Commit, Event, Strategy, UpdateArrived
 from offbeat.core.strategies.fedpsa import cosine
 from offbeat.core.vector import Layout, Slice
 from offbeat.experiment import build
-from offbeat.experiment.spec.config import Experiment
-from offbeat.results.figures.figure_style import write_figure
+from offbeat.experiment.spec import Experiment
+from offbeat.results.figures import write_figure
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,19 +7,22 @@ from pathlib import Path
 
 from offbeat.core.errors import ConfigError
 from offbeat.core.threads import one_thread
-from offbeat.scenario import find_entry, former_names
 from offbeat.scenario.data.activity import ExtraSensory, UciHar
 from offbeat.scenario.data.air_quality import BeijingAir, KddAir
 from offbeat.scenario.data.built_in import Digits, StandIn, Synthetic
 from offbeat.scenario.data.cifar import Cifar10, Cifar100
 from offbeat.scenario.data.clinical import HeartDisease, Ixi, TcgaBrca
 from offbeat.scenario.data.data_files import data_root
+from offbeat.scenario.data.data_files import expand_path as expand_path
+from offbeat.scenario.data.data_files import named_root as named_root
 from offbeat.scenario.data.dataset import Dataset, DataSource
 from offbeat.scenario.data.fitrec import FitRec
 from offbeat.scenario.data.images import Isic2019, TinyImageNet
 from offbeat.scenario.data.mnist import FashionMnist, Mnist
 from offbeat.scenario.data.texts import AgNews, TwentyNews
 from offbeat.scenario.data.user_data import Npz, from_dataset, from_npz
+from offbeat.scenario.data.user_data import dataset_from_function as dataset_from_function
+from offbeat.scenario.scenario_settings import find_entry, former_names
 
 __all__ = [
     "DATASETS", "Dataset", "DataSource", "from_dataset", "from_npz", "load", "source", "ExtraSensory", "UciHar",

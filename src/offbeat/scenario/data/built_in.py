@@ -17,8 +17,8 @@ from offbeat.core import draws
 from offbeat.core.errors import unknown_name
 from offbeat.core.settings import Amount
 from offbeat.core.threads import one_thread
-from offbeat.scenario import Count, ScenarioSettings
 from offbeat.scenario.data.dataset import Dataset, OwnedExamples, TaskName, describe_scaling, every_fifth, owned_dataset
+from offbeat.scenario.scenario_settings import Count, ScenarioSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from offbeat.core import draws
 from offbeat.core.errors import DataError
 from offbeat.core.settings import least
-from offbeat.scenario import Count, ScenarioSettings
 from offbeat.scenario.data.csv_tables import truncated
 from offbeat.scenario.data.data_files import cannot_read, find_file
 from offbeat.scenario.data.dataset import Dataset, OwnedExamples, check_time_shares, split_in_time, windows_dataset
+from offbeat.scenario.scenario_settings import Count, ScenarioSettings
 
 Floats = NDArray[np.float64]
 Workout = dict[str, Floats]  # a series for each name in SERIES

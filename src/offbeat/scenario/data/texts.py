@@ -19,10 +19,10 @@ from torch import Tensor
 
 from offbeat.core.errors import DataError
 from offbeat.core.settings import DataFile, least
-from offbeat.scenario import Count, ScenarioSettings
 from offbeat.scenario.data.csv_tables import read_text, truncated
 from offbeat.scenario.data.data_files import Published, below_root, cannot_read, data_root, find_file, find_folder
 from offbeat.scenario.data.dataset import Dataset, every_fifth
+from offbeat.scenario.scenario_settings import Count, ScenarioSettings
 
 PADDING_NUMBER, UNKNOWN_NUMBER = 0, 1  # the most frequent word has number 2
 Vocabulary = Annotated[int, least(3, "must be at least 3, for padding, the unknown word and one more")]

@@ -5,7 +5,6 @@ A client's mean time is drawn once, and each of its jobs varies a little around 
 
 from __future__ import annotations
 
-from offbeat.scenario import former_names
 from offbeat.scenario.delays.changing_speeds import Changing, RecordedDelays, Replayed
 from offbeat.scenario.delays.delay_law import MIN_JITTER_FACTOR, Delays, Paced, Unit
 from offbeat.scenario.delays.devices import Devices
@@ -20,6 +19,7 @@ from offbeat.scenario.delays.distributions import (
     PerClient,
     Uniform,
 )
+from offbeat.scenario.scenario_settings import former_names
 
 __all__ = [
     "DELAYS",

@@ -14,7 +14,7 @@ from typing import Literal, Protocol, runtime_checkable
 
 from offbeat.core import draws
 from offbeat.core.settings import Amount
-from offbeat.scenario import ScenarioSettings, former_names
+from offbeat.scenario.scenario_settings import ScenarioSettings, former_names
 
 # the seconds are those of a job, of a local step, or until the response whatever the work of the job
 Unit = Literal["job", "step", "response"]

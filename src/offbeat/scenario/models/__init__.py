@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from offbeat.scenario.models.convolutional import ASO_FED_FASHION as ASO_FED_FASHION
+from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST as FEDCOMPASS_MNIST
+from offbeat.scenario.models.convolutional import FEDPSA_CIFAR as FEDPSA_CIFAR
+from offbeat.scenario.models.convolutional import FEDPSA_MNIST as FEDPSA_MNIST
 from offbeat.scenario.models.convolutional import Cnn, LeNet5, Linear, Mlp, UNet3d, Vgg11
 from offbeat.scenario.models.distilbert import DistilBert
 from offbeat.scenario.models.inverted_residual import EfficientNet, MobileNetV2
 from offbeat.scenario.models.model_interface import Model, Shape
+from offbeat.scenario.models.model_interface import seeded as seeded
 from offbeat.scenario.models.residual import ResNet, ResNet1d
 from offbeat.scenario.models.sequence import Lstm, TextCnn
 

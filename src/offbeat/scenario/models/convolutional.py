@@ -13,8 +13,8 @@ from torch.nn.functional import interpolate
 
 from offbeat.core.errors import ConfigError
 from offbeat.core.settings import Must
-from offbeat.scenario import Count, Counts, ScenarioSettings
 from offbeat.scenario.models.model_interface import Shape, check_shapes, require_axes, require_images, seeded
+from offbeat.scenario.scenario_settings import Count, Counts, ScenarioSettings
 
 Kernel = Annotated[int, Must("must be odd, such as 3 or 5", lambda kernel: kernel >= 1 and kernel % 2 == 1)]
 Widths = Annotated[tuple[int, ...], Must("each must be at least 1", lambda values: min(values, default=1) >= 1)]

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.settings import BelowOne, DataFile, Positive
-from offbeat.scenario import Count, ScenarioSettings
 from offbeat.scenario.models.model_interface import Shape, require_axes, seeded, weights_path
+from offbeat.scenario.scenario_settings import Count, ScenarioSettings
 
 ENCODER_FILES = ("config.json", "model.safetensors")
 ADAPTED_LAYERS = [

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from offbeat.core.errors import DataError
 from offbeat.core.settings import BelowOne, DataFile
-from offbeat.scenario import ScenarioSettings
 from offbeat.scenario.models.model_interface import Shape, require_images, seeded, weights_path
+from offbeat.scenario.scenario_settings import ScenarioSettings
 
 # (expansion, channels, blocks, stride of the first, kernel) of each stage
 MOBILENET_STAGES = (

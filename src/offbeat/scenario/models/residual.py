@@ -8,8 +8,8 @@ from typing import Literal
 from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError
-from offbeat.scenario import Count, ScenarioSettings
 from offbeat.scenario.models.model_interface import Shape, require_axes, require_images, seeded
+from offbeat.scenario.scenario_settings import Count, ScenarioSettings
 
 Depth = Literal[18, 34]
 STAGE_BLOCKS: dict[int, tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # in each of the four stages

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError
 from offbeat.core.settings import BelowOne, least
-from offbeat.scenario import Count, Counts, ScenarioSettings
 from offbeat.scenario.models.model_interface import Shape, check_shapes, require_axes, seeded
+from offbeat.scenario.scenario_settings import Count, Counts, ScenarioSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from torch import Tensor
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require
 from offbeat.core.settings import Amount, Rate, Share
-from offbeat.scenario import Count, Rates, ScenarioSettings
 from offbeat.scenario.partition.assignment import (
     MAX_TRIES,
     NO_OWNER,
@@ -21,6 +20,7 @@ from offbeat.scenario.partition.assignment import (
     require_enough_examples,
     rows_by_owner,
 )
+from offbeat.scenario.scenario_settings import Count, Rates, ScenarioSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from offbeat.core import draws
 from offbeat.core.settings import Rate
-from offbeat.scenario import Count, ScenarioSettings
 from offbeat.scenario.partition.assignment import (
     MAX_TRIES,
     Floats,
@@ -21,6 +20,7 @@ from offbeat.scenario.partition.assignment import (
     require_enough_examples,
     rows_by_owner,
 )
+from offbeat.scenario.scenario_settings import Count, ScenarioSettings
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,9 +13,9 @@ from offbeat.core import draws
 from offbeat.core.computed_rows import ComputedRows
 from offbeat.core.errors import DataError, require
 from offbeat.core.settings import Rate
-from offbeat.scenario import Count, ScenarioSettings
 from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.partition.assignment import Floats, Ints, class_labels, require_enough_examples
+from offbeat.scenario.scenario_settings import Count, ScenarioSettings
 
 
 @dataclass(frozen=True, kw_only=True)

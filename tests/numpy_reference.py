@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 
 from offbeat.core.protocol import ClientLost, Commit, Dispatch, Reject, Strategy, TimerFired, UpdateArrived, World
-from offbeat.testing import Entry, ScriptedEngine, TinyClients, layout_of
+from offbeat.testing import LogEntry, ScriptedEngine, TinyClients, layout_of
 
 Vector = NDArray[np.float64]
 
@@ -70,7 +70,7 @@ def follow(
     world = World(model=torch.tensor(start), layout=LAYOUT, clients=EXAMPLES, seed=seed)
     commits = 0
 
-    def watch(_: ScriptedEngine, entry: Entry) -> None:
+    def watch(_: ScriptedEngine, entry: LogEntry) -> None:
         nonlocal commits
         event, accepted = entry.event, None
         if isinstance(event, UpdateArrived):
@@ -100,7 +100,7 @@ def follow(
     for _ in range(10 * length):
         if commits >= length:
             break
-        for ticket, job in engine.ledger.open.items():
+        for ticket, job in engine.ledger.open_jobs.items():
             if ticket not in due:
                 slower = (
                     1.0
@@ -110,17 +110,17 @@ def follow(
                     else draw.uniform(0.9, 1.1)
                 )
                 due[ticket] = job.started + (job.work.steps or 1) * SECONDS[job.client] * slower
-        ticket = min(engine.ledger.open, key=lambda one: (due[one], one))
+        ticket = min(engine.ledger.open_jobs, key=lambda one: (due[one], one))
         if coming and min(coming.values()) < due[ticket]:
             client = min(coming, key=coming.__getitem__)
             engine.ready(client, at=max(coming.pop(client), engine.now))
             engine.advance()
             continue
-        waiting = len(engine.ledger.open)
+        waiting = len(engine.ledger.open_jobs)
         engine.move(max(due[ticket], engine.now))
-        if len(engine.ledger.open) != waiting:
+        if len(engine.ledger.open_jobs) != waiting:
             continue  # a timer gave somebody work meanwhile
-        client = engine.ledger.open[ticket].client
+        client = engine.ledger.open_jobs[ticket].client
         if draw.random() < lose:
             engine.lose(client)
         else:

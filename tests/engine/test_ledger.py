@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from offbeat.core.jobs import Job
-from offbeat.core.ledger import Ledger
 from offbeat.core.protocol import (
     Action,
     CancelTimer,
@@ -19,6 +18,7 @@ from offbeat.core.protocol import (
     SetTimer,
     Stop,
 )
+from offbeat.engine.strategy_driver import Ledger
 
 MODEL = torch.zeros(2)
 

@@ -1,0 +1,14 @@
+from offbeat.papers.entries import Entry as Entry
+from offbeat.papers.entries import find_entries as find_entries
+from offbeat.papers.entries import load_papers as load_papers
+from offbeat.papers.evaluated_entry import MeasuredEntry as MeasuredEntry
+from offbeat.papers.evaluated_entry import NOT_RUN as NOT_RUN
+from offbeat.papers.evaluated_entry import evaluate_entries as evaluate_entries
+from offbeat.papers.page_merge import entry_key as entry_key
+from offbeat.papers.paper_page import write_page as write_page
+from offbeat.papers.preset_registry import load_paper_preset as load_paper_preset
+from offbeat.papers.preset_registry import paper_preset_functions as paper_preset_functions
+from offbeat.papers.run_import import import_runs as import_runs
+from offbeat.papers.run_store import PaperSetting as PaperSetting
+from offbeat.papers.run_store import ReproductionStore as ReproductionStore
+from offbeat.papers.run_store import choose_setting as choose_setting
