@@ -34,7 +34,7 @@ def rendered(name: str) -> str:
         first, rest = f"{number}. ", " " * (len(str(number)) + 2)
         text = item.replace("<", "\\<")  # Markdown would take <d, d> for a tag
         lines += textwrap.wrap(
-            text, 150, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
+            text, 118, initial_indent=first, subsequent_indent=rest, break_long_words=False, break_on_hyphens=False
         )
     return "\n".join(lines) + "\n"
 
