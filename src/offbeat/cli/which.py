@@ -78,8 +78,8 @@ def which(
     from offbeat.results import has_unfinished_runs
 
     options.use_data(data)
-    answers = {"sites": sites, "sizes": sizes, "speeds": speeds, "away": away}
-    answers = {name: value for name, value in answers.items() if value is not None}
+    optional = {"sites": sites, "sizes": sizes, "speeds": speeds, "away": away}
+    answers: dict[str, float] = {name: value for name, value in optional.items() if value is not None}
     if sum([source is not None, like is not None, bool(answers)]) > 1:
         raise ConfigError("give only one of: a preset or file; --from RUN; --sites, --sizes, --speeds and --away")
     if not isfinite(budget):
