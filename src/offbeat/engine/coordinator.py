@@ -24,11 +24,11 @@ from offbeat.core.errors import CheckpointError, RunError
 from offbeat.core.jobs import CLIENT_STATISTICS, Job
 from offbeat.core.protocol import ClientLost, ClientReady, ProtocolError, Strategy, TimerFired, UpdateArrived, World
 from offbeat.core.snapshot import Get, Put, Tree, expect_type, matches_repr, pack, pack_state, unpack, unpack_state
+from offbeat.engine.divergence import LastFiniteModel
 from offbeat.engine.gate import Gate, Verdict
 from offbeat.engine.progress import Progress
 from offbeat.engine.strategy_driver import (
     EventObserver,
-    LastFiniteModel,
     Ledger,
     NumExamples,
     Offer,

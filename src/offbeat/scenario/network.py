@@ -6,8 +6,12 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
+from torch import Tensor
+
 from offbeat.core import draws
+from offbeat.core.protocol import Layout, LocalWork
 from offbeat.core.settings import Amount, Rate
+from offbeat.core.strategy_contract import Contract
 from offbeat.scenario.client_groups import draw_between
 from offbeat.scenario.delays.delay_law import elapsed_seconds
 from offbeat.scenario.recordings import MBPS, RecordedLaw, RecordedSeries

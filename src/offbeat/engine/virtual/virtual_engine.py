@@ -24,11 +24,12 @@ from offbeat.core.protocol import CancelTimer, SetTimer, Strategy, World
 from offbeat.core.threads import one_thread
 from offbeat.engine.checkpoint import Checkpoints, CheckpointTimer
 from offbeat.engine.coordinator import Coordinator
+from offbeat.engine.divergence import is_finite
 from offbeat.engine.gate import Gate, Verdict, ticket_of
 from offbeat.engine.model_evaluation import ClientMeans, ClientSurvey, EvaluationSchedule, ModelEvaluator
 from offbeat.engine.process_memory import infrequent_garbage_collection
 from offbeat.engine.progress import Outcome, Status
-from offbeat.engine.strategy_driver import Offer, Order, is_finite, sorted_clients
+from offbeat.engine.strategy_driver import Offer, Order, sorted_clients
 from offbeat.engine.trace import Trace
 from offbeat.engine.until import Until
 from offbeat.engine.virtual.availability_clock import ClientAvailability
