@@ -13,15 +13,15 @@ from offbeat.scenario.faults import FAULTS as FAULTS
 from offbeat.scenario.faults import Fault as Fault
 from offbeat.scenario.faults import ResultFault as ResultFault
 from offbeat.scenario.faults import result_modifier as result_modifier
-from offbeat.scenario.network import Instant as Instant
 from offbeat.scenario.network import NETWORKS as NETWORKS
+from offbeat.scenario.network import Instant as Instant
 from offbeat.scenario.network import Network as Network
 from offbeat.scenario.network import Offset as Offset
 from offbeat.scenario.network import Payload as Payload
 from offbeat.scenario.scenario_settings import summaries as summaries
 from offbeat.scenario.simulated_world import SimulatedWorld as SimulatedWorld
+from offbeat.scenario.streaming import STREAMS as STREAMS
 from offbeat.scenario.streaming import Drifting as Drifting
 from offbeat.scenario.streaming import Growing as Growing
-from offbeat.scenario.streaming import STREAMS as STREAMS
 from offbeat.scenario.streaming import Static as Static
 from offbeat.scenario.streaming import Stream as Stream

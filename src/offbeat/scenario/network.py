@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Protocol, runtime_checkable
@@ -13,7 +15,6 @@ from offbeat.core.protocol import Layout, LocalWork
 from offbeat.core.settings import Amount, Rate
 from offbeat.core.strategy_contract import Contract
 from offbeat.scenario.client_groups import draw_between
-from offbeat.scenario.delays.delay_law import elapsed_seconds
 from offbeat.scenario.recordings import MBPS, RecordedLaw, RecordedSeries
 from offbeat.scenario.scenario_settings import RangeSettings
 
@@ -133,3 +134,17 @@ class Payload:
         extras = sum(tensor.nbytes for tensor in work.extras.values())
         uploads = {} if work.rule is None else work.rule.uploads(self.layout)
         return self.model_bytes + extras, self.model_bytes + self.itemsize * sum(uploads.values())
+
+
+def elapsed_seconds(amount: float, started: float, times: Sequence[float], rates: Sequence[float]) -> float:
+    """Return how long `amount` takes from `started` on if a unit of it takes rates[i] seconds from times[i] on."""
+    i = max(bisect_right(times, started) - 1, 0)
+    now = started
+    while i + 1 < len(times):
+        done = (times[i + 1] - now) / rates[i]
+        if done >= amount:
+            break
+        amount -= done
+        i += 1
+        now = times[i]
+    return now - started + amount * rates[i]

@@ -1,18 +1,27 @@
-"""The simulated world of a virtual-time engine: how long jobs take, when clients are available, what data they have."""
+"""The simulated world of a virtual-time engine: how long jobs take, when clients are available, what data they have.
+
+A delay law gives each client a mean and each of its jobs a factor. The mean is the quantile of a distribution at a
+uniform number keyed by (seed, client). A job's factor is normal around 1, keyed by (seed, client, n-th job). So all
+methods of a seed see the same clients, and nothing is stored.
+"""
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import inf
+from typing import Literal, Protocol, runtime_checkable
 
+from offbeat.core import draws
 from offbeat.core.client_environment import JobTiming
 from offbeat.core.errors import DataError, require
 from offbeat.core.protocol import LocalWork
+from offbeat.core.settings import Amount
 from offbeat.scenario.availability import Always, Availability, Window
-from offbeat.scenario.delays import Delays, Paced
 from offbeat.scenario.faults import Fault
 from offbeat.scenario.network import Instant, Network, VaryingNetwork
+from offbeat.scenario.scenario_settings import ScenarioSettings, former_names
 from offbeat.scenario.streaming import Static, Stream
 
 StepCount = Callable[[int, LocalWork, int], int]  # (client, work, num_examples) -> local steps of that work
@@ -20,6 +29,71 @@ PayloadBytes = Callable[[LocalWork], tuple[int, int]]  # bytes that are download
 
 _new = tuple.__new__  # takes a third of the time of a named tuple's constructor, which is called for every job
 MAX_REMEMBERED_WINDOWS = 50_000  # of clients; windows can be drawn again at any time
+
+
+# the seconds are those of a job, of a local step, or until the response whatever the work of the job
+Unit = Literal["job", "step", "response"]
+MIN_JITTER_FACTOR = 0.05  # jitter never makes a job shorter than this share of the client's mean
+
+
+class Delays(Protocol):
+    """A law of delays defines `unit`, `mean_of` and `factor`; subclasses inherit the other methods."""
+
+    @property
+    def unit(self) -> Unit: ...
+
+    def mean_of(self, seed: int, client: int) -> float:
+        """Return the client's mean seconds per unit."""
+        ...
+
+    def factor(self, seed: int, client: int, index: int) -> float:
+        """Return the time of the client's n-th job as a multiple of its mean."""
+        ...
+
+    def seconds(self, seed: int, client: int, index: int, steps: int) -> float:
+        """Return the time of the client's n-th job."""
+        return self.expected(seed, client, steps) * self.factor(seed, client, index)
+
+    def expected(self, seed: int, client: int, steps: int) -> float:
+        """Return the mean time of a job of the client."""
+        mean = self.mean_of(seed, client)
+        return mean * steps if self.unit == "step" else mean
+
+
+@runtime_checkable
+class Paced(Protocol):
+    """A law of delays has these methods too if clients become faster or slower during the run."""
+
+    def pace(self, seed: int, client: int, at: float) -> float:
+        """Return the client's time for a job that starts now and keeps its speed, as a multiple of its mean."""
+        ...
+
+    def elapsed(self, seed: int, client: int, started: float, seconds: float) -> float:
+        """Return how long work takes from `started` on if it takes `seconds` at pace 1."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class DelayDistribution(ScenarioSettings, Delays, ABC):
+    """Base class of laws with a distribution of means and the same jitter; subclasses define `mean_of`."""
+
+    jitter: Amount = 0.05  # standard deviation of a job's time, relative to the client's mean
+    unit: Unit = "job"  # whether times are per job, per local step, or response times
+
+    @abstractmethod
+    def mean_of(self, seed: int, client: int) -> float: ...
+
+    def factor(self, seed: int, client: int, index: int) -> float:
+        jitter = self.jitter
+        if jitter == 0.0:
+            return 1.0
+        factor = 1.0 + jitter * draws.normal(seed, "jitter", client, index)
+        return factor if factor > MIN_JITTER_FACTOR else MIN_JITTER_FACTOR
+
+
+def speed(seed: int, client: int) -> float:
+    """Return the client's rank among all in (0, 1); it is the same under every law, and large ranks are slow."""
+    return draws.uniform(seed, "speed", client)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,3 +199,6 @@ class SimulatedWorld:
             return count if self._static else self.streaming.arrived(self.seed, client, count, index, now)
         except KeyError:
             raise DataError(f"no data for client {client}: there are {len(self.counts)} clients") from None
+
+
+__getattr__ = former_names(__name__, {"SHORTEST": "MIN_JITTER_FACTOR", "Varying": "DelayDistribution"})

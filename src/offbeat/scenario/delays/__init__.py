@@ -6,7 +6,6 @@ A client's mean time is drawn once, and each of its jobs varies a little around 
 from __future__ import annotations
 
 from offbeat.scenario.delays.changing_speeds import Changing, RecordedDelays, Replayed
-from offbeat.scenario.delays.delay_law import MIN_JITTER_FACTOR, Delays, Paced, Unit
 from offbeat.scenario.delays.devices import Devices
 from offbeat.scenario.delays.distributions import (
     ConstantDelays,
@@ -20,6 +19,7 @@ from offbeat.scenario.delays.distributions import (
     Uniform,
 )
 from offbeat.scenario.scenario_settings import former_names
+from offbeat.scenario.simulated_world import MIN_JITTER_FACTOR, Delays, Paced, Unit, speed
 
 __all__ = [
     "DELAYS",
@@ -40,6 +40,7 @@ __all__ = [
     "Replayed",
     "Uniform",
     "Unit",
+    "speed",
 ]
 
 DELAYS: dict[str, type[Delays]] = {

@@ -14,10 +14,11 @@ from offbeat.core import draws
 from offbeat.core.errors import ConfigError, require
 from offbeat.core.settings import Amount, Must, UpToOne
 from offbeat.scenario.client_groups import belongs_to_share
-from offbeat.scenario.delays.delay_law import Delays, Paced, Unit, elapsed_seconds
 from offbeat.scenario.delays.distributions import Uniform
+from offbeat.scenario.network import elapsed_seconds
 from offbeat.scenario.recordings import SECONDS, RecordedLaw
 from offbeat.scenario.scenario_settings import Rates, ScenarioSettings
+from offbeat.scenario.simulated_world import Delays, Paced, Unit
 
 
 def _increasing(times: tuple[float, ...]) -> bool:

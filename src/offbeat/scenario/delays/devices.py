@@ -16,8 +16,8 @@ from typing import Annotated
 from offbeat.core import draws
 from offbeat.core.errors import require
 from offbeat.core.settings import Must, Rate
-from offbeat.scenario.delays.delay_law import Delays, Unit
 from offbeat.scenario.scenario_settings import Rates, ScenarioSettings
+from offbeat.scenario.simulated_world import Delays, Unit
 
 STANDARD_NORMAL = NormalDist()
 

@@ -11,8 +11,8 @@ from typing import Annotated
 from offbeat.core.errors import require
 from offbeat.core.settings import Amount, Must, Rate, finite
 from offbeat.scenario.client_groups import group_of, require_shares
-from offbeat.scenario.delays.delay_law import MIN_JITTER_FACTOR, DelayDistribution, speed
 from offbeat.scenario.scenario_settings import RangeSettings, Rates
+from offbeat.scenario.simulated_world import MIN_JITTER_FACTOR, DelayDistribution, speed
 
 STANDARD_NORMAL = NormalDist()
 MAX_SIGMA = 20.0  # of a lognormal law: then one client in six takes at least e^20 = 5e8 times the median
