@@ -1,6 +1,4 @@
-"""What holds for all tests: nothing from outside, folders in memory, one thread a process, and patience on a loaded
-machine.
-"""
+"""Settings and fixtures for all tests: no downloads, no GPU, temporary folders in memory, one thread per process."""
 
 from __future__ import annotations
 
@@ -14,31 +12,29 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
-# no test talks to the outside: what is not on this machine is not downloaded; tests of downloads serve their own files
+# no test downloads data; tests of downloads serve their own files
 os.environ["OFFBEAT_DOWNLOAD"] = "0"
 
-# with a GPU in sight autograd has threads from the first gradient on, and forks cannot train: tests see none
+# with a visible GPU, autograd starts threads at the first gradient, and forked processes cannot train
 os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-# folders without a disk: what survives a power failure is asked by tests/torture, which keeps book of what was synced
-MEMORY, ROOM = Path("/dev/shm"), 2**30
-if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > ROOM:
+# temporary folders in memory; tests/torture simulates power failures and records which files were synced
+MEMORY, MIN_FREE_BYTES = Path("/dev/shm"), 2**30
+if os.access(MEMORY, os.W_OK) and shutil.disk_usage(MEMORY).free > MIN_FREE_BYTES:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(MEMORY))
 
-# how long an example takes says something about the machine, not about us
+# no deadline, because the duration of an example depends on the load of the machine
 settings.register_profile("offbeat", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("offbeat")
 
-# a shell starts background jobs deaf to Ctrl-C, and their children inherit it: the tests of Ctrl-C need ears
+# a shell starts background jobs with SIGINT ignored and child processes inherit it; tests of Ctrl-C need the default
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> None:
-    """Test processes share the cores; threads that wait for each other on a core that is busy cost ten times the
-    work itself.
-    """
+    """Use one thread: test processes share the cores, and threads waiting for each other on a busy core are slow."""
     import torch
 
     torch.set_num_threads(1)
@@ -46,9 +42,7 @@ def one_thread() -> None:
 
 @pytest.fixture
 def sequential_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The runs of a comparison in this process: for tests of what they make, since importing torch anew takes
-    seconds a process.
-    """
+    """Execute the runs of a comparison in this process, because importing torch takes seconds per process."""
     from offbeat.experiment.run import execution as runs
     from offbeat.experiment.run import parallel_runs
 

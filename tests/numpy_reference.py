@@ -1,6 +1,4 @@
-"""What the cross-checks share: random arrivals, and a NumPy server that follows our strategy through every event of
-them.
-"""
+"""Random arrivals, and reference servers in NumPy that are compared with a strategy after every event."""
 
 from __future__ import annotations
 
@@ -16,14 +14,12 @@ from offbeat.testing import LogEntry, ScriptedEngine, TinyClients, layout_of
 
 Vector = NDArray[np.float64]
 
-LAYERS = (slice(0, 4), slice(4, 7), slice(7, 8))  # of a model of eight numbers
+LAYERS = (slice(0, 4), slice(4, 7), slice(7, 8))  # of a model with eight parameters
 LAYOUT = layout_of([("a", (2, 2), "param"), ("b", (3,), "param"), ("c", (1,), "param")])
 EXAMPLES = {0: 10, 1: 25, 2: 40, 3: 15, 4: 60}
 N = len(EXAMPLES)
 TOTAL = sum(EXAMPLES.values())
-SECONDS = {0: 1.0, 1: 1.7, 2: 4.1, 3: 5.3, 4: 13.1}  # of one local step
-
-
+SECONDS = {0: 1.0, 1: 1.7, 2: 4.1, 3: 5.3, 4: 13.1}  # client -> duration of a local step
 SEEDS = pytest.mark.parametrize("seed", range(3))
 
 
@@ -32,7 +28,7 @@ def poly(u: int) -> float:
 
 
 class Reference:
-    """A server that follows events. `send` is what it would send to this client now."""
+    """A server that processes the same events as the strategy."""
 
     def __init__(self, w: Vector) -> None:
         self.w, self.version = w, 0
@@ -43,6 +39,7 @@ class Reference:
         self.w, self.version = w, self.version + 1
 
     def send(self, client: int, now: float) -> Vector:
+        """Return the model that this client receives now."""
         self.base[client], self.since[client] = self.w, self.version
         return self.w
 
@@ -50,7 +47,7 @@ class Reference:
         return None
 
     def arrive(self, client: int, y: Vector, now: float) -> bool | None:
-        """False: the update is refused."""
+        """Process an update; return False if it is rejected."""
         raise NotImplementedError
 
     def lost(self, client: int) -> None: ...
@@ -58,15 +55,18 @@ class Reference:
     def timer(self, key: str, now: float) -> None: ...
 
 
-def follow(
+def compare_with_reference(
     strategy: Strategy, reference: Callable[[Vector], Reference], *, seed: int, length: int = 50, late: float = 0.0,
     lose: float = 0.0,
     present: int = N, trains: bool = False,
 ) -> None:  # fmt: skip
-    """Random arrivals: speeds with a tenth of noise, a share of jobs twice as long or lost, latecomers."""
+    """Compare a strategy with a reference server on random arrivals.
+
+    Speeds have a tenth of noise, some jobs take twice as long or are lost, and some clients join later.
+    """
     draw = np.random.default_rng(seed)
     start = draw.normal(size=8)
-    theirs = reference(start.copy())
+    server = reference(start.copy())
     world = World(model=torch.tensor(start), layout=LAYOUT, clients=EXAMPLES, seed=seed)
     commits = 0
 
@@ -74,22 +74,22 @@ def follow(
         nonlocal commits
         event, accepted = entry.event, None
         if isinstance(event, UpdateArrived):
-            accepted = theirs.arrive(event.client, event.local.numpy(), event.now)
+            accepted = server.arrive(event.client, event.local.numpy(), event.now)
         elif isinstance(event, ClientLost) and event.ticket is not None:
-            theirs.lost(event.client)
+            server.lost(event.client)
         elif isinstance(event, TimerFired):
-            theirs.timer(event.key, event.now)
+            server.timer(event.key, event.now)
         assert any(isinstance(action, Reject) for action in entry.actions) == (accepted is False)
         for action in entry.actions:
             if isinstance(action, Commit):
                 commits += 1
-                np.testing.assert_allclose(action.model.numpy(), theirs.w, rtol=0, atol=1e-10)
+                np.testing.assert_allclose(action.model.numpy(), server.w, rtol=0, atol=1e-10)
             if isinstance(action, Dispatch):
                 np.testing.assert_allclose(
-                    action.model.numpy(), theirs.send(action.client, event.now), rtol=0, atol=1e-10
+                    action.model.numpy(), server.send(action.client, event.now), rtol=0, atol=1e-10
                 )
-                assert action.work.steps in (None, theirs.steps(action.client)) or trains
-        assert entry.version == theirs.version
+                assert action.work.steps in (None, server.steps(action.client)) or trains
+        assert entry.version == server.version
 
     engine = ScriptedEngine(strategy, world, watch=watch, train=TinyClients(LAYOUT) if trains else None)
     coming = {client: 7.0 * client for client in EXAMPLES if client >= present}
@@ -101,25 +101,23 @@ def follow(
         if commits >= length:
             break
         for ticket, job in engine.ledger.open_jobs.items():
-            if ticket not in due:
-                slower = (
-                    1.0
-                    if job.index == 0
-                    else draw.uniform(1.9, 2.1)
-                    if draw.random() < late
-                    else draw.uniform(0.9, 1.1)
-                )
-                due[ticket] = job.started + (job.work.steps or 1) * SECONDS[job.client] * slower
-        ticket = min(engine.ledger.open_jobs, key=lambda one: (due[one], one))
+            if ticket in due:
+                continue
+            if job.index == 0:
+                factor = 1.0
+            else:
+                factor = draw.uniform(1.9, 2.1) if draw.random() < late else draw.uniform(0.9, 1.1)
+            due[ticket] = job.started + (job.work.steps or 1) * SECONDS[job.client] * factor
+        ticket = min(engine.ledger.open_jobs, key=lambda ticket: (due[ticket], ticket))
         if coming and min(coming.values()) < due[ticket]:
             client = min(coming, key=coming.__getitem__)
             engine.ready(client, at=max(coming.pop(client), engine.now))
             engine.advance()
             continue
-        waiting = len(engine.ledger.open_jobs)
+        count = len(engine.ledger.open_jobs)
         engine.move(max(due[ticket], engine.now))
-        if len(engine.ledger.open_jobs) != waiting:
-            continue  # a timer gave somebody work meanwhile
+        if len(engine.ledger.open_jobs) != count:
+            continue  # a timer started another job
         client = engine.ledger.open_jobs[ticket].client
         if draw.random() < lose:
             engine.lose(client)
@@ -130,7 +128,7 @@ def follow(
 
 
 class RoundReference(Reference):
-    """A round: those who were sent w, until each has answered or was lost."""
+    """A server with rounds, which end when every selected client has answered or is lost."""
 
     def __init__(self, w: Vector) -> None:
         super().__init__(w)
@@ -156,6 +154,7 @@ class RoundReference(Reference):
 
 
 def mean(answers: dict[int, Vector]) -> Vector:
+    """Return the mean weighted by the number of examples."""
     n = sum(EXAMPLES[client] for client in answers)
     total = np.zeros(8)
     for client, y in answers.items():

@@ -1,9 +1,8 @@
-"""An independent re-implementation of the server rules, in NumPy and plain loops, on random arrivals.
+"""Compare the strategies with independent implementations of the server rules in NumPy on random arrivals.
 
-Written from the formulas, not from the strategies: each reference below keeps its own model, its own versions and its
-own idea of what every client was sent, and must follow our strategy through every event. Methods that tell clients by
-their speed are in test_crosscheck_speeds.py; the servers of other frameworks are compared by `make crosscheck`, see
-docs/crosscheck.md.
+The references are written from the formulas of the papers. Each one has its own model and versions, and determines
+itself which model every client received. Methods that depend on the speed of clients are in test_crosscheck_speeds.py;
+`make crosscheck` compares the servers of other frameworks (docs/crosscheck.md).
 """
 
 from __future__ import annotations
@@ -13,7 +12,19 @@ from collections.abc import Callable
 import numpy as np
 from scipy.optimize import nnls
 
-from numpy_reference import EXAMPLES, LAYERS, SEEDS, TOTAL, N, Reference, RoundReference, Vector, follow, mean, poly
+from numpy_reference import (
+    EXAMPLES,
+    LAYERS,
+    SEEDS,
+    TOTAL,
+    N,
+    Reference,
+    RoundReference,
+    Vector,
+    compare_with_reference,
+    mean,
+    poly,
+)
 from offbeat.core.parts.staleness import Hinge
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies import REGISTRY
@@ -42,14 +53,16 @@ def hinge(u: int) -> float:
 @SEEDS
 def test_fedasync(seed: int) -> None:
     FedAsync = REGISTRY["fedasync"]
-    follow(FedAsync(), lambda w: FedAsyncReference(w, poly, None), seed=seed, lose=0.1)
-    follow(FedAsync(staleness=Hinge(a=10, b=2)), lambda w: FedAsyncReference(w, hinge, None), seed=seed)
-    follow(FedAsync(mode="delta"), lambda w: FedAsyncReference(w, poly, lambda k: 1.0), seed=seed)
-    follow(
+    compare_with_reference(FedAsync(), lambda w: FedAsyncReference(w, poly, None), seed=seed, lose=0.1)
+    compare_with_reference(FedAsync(staleness=Hinge(a=10, b=2)), lambda w: FedAsyncReference(w, hinge, None), seed=seed)
+    compare_with_reference(FedAsync(mode="delta"), lambda w: FedAsyncReference(w, poly, lambda k: 1.0), seed=seed)
+    compare_with_reference(
         FedAsync(mode="delta", client_weight="equal"), lambda w: FedAsyncReference(w, poly, lambda k: 1 / N), seed=seed
     )
     by_size = FedAsync(mode="delta", client_weight="examples")
-    follow(by_size, lambda w: FedAsyncReference(w, poly, lambda k: EXAMPLES[k] / TOTAL), seed=seed, lose=0.1)
+    compare_with_reference(
+        by_size, lambda w: FedAsyncReference(w, poly, lambda k: EXAMPLES[k] / TOTAL), seed=seed, lose=0.1
+    )
 
 
 class AsoFedReference(Reference):
@@ -59,11 +72,11 @@ class AsoFedReference(Reference):
 
 @SEEDS
 def test_aso_fed_without_feature_learning(seed: int) -> None:
-    follow(REGISTRY["aso_fed"](feature="off"), AsoFedReference, seed=seed)
+    compare_with_reference(REGISTRY["aso_fed"](feature="off"), AsoFedReference, seed=seed)
 
 
 class OrthoFLReference(Reference):
-    """tau, the global model right after m's own update, and what m was sent; t counts from 1."""
+    """OrthoFL: tau_m, the global model right after the last update of m, and the model sent to m; t counts from 1."""
 
     def __init__(self, w: Vector) -> None:
         super().__init__(w)
@@ -91,7 +104,7 @@ class OrthoFLReference(Reference):
 
 @SEEDS
 def test_orthofl(seed: int) -> None:
-    follow(REGISTRY["orthofl"](), OrthoFLReference, seed=seed)
+    compare_with_reference(REGISTRY["orthofl"](), OrthoFLReference, seed=seed)
 
 
 class FedFaReference(Reference):
@@ -107,7 +120,7 @@ class FedFaReference(Reference):
 
 @SEEDS
 def test_fedfa(seed: int) -> None:
-    follow(REGISTRY["fedfa"](k=4), FedFaReference, seed=seed)
+    compare_with_reference(REGISTRY["fedfa"](k=4), FedFaReference, seed=seed)
 
 
 # ---------------------------------------------------------------- buffers
@@ -137,14 +150,18 @@ class FedBuffReference(Reference):
 @SEEDS
 def test_fedbuff(seed: int) -> None:
     FedBuff = REGISTRY["fedbuff"]
-    follow(FedBuff(k=3, lr=0.7), FedBuffReference, seed=seed, lose=0.1)
-    follow(FedBuff(k=3, lr=0.7, client_weight="equal"), lambda w: FedBuffReference(w, lambda k: 1 / N), seed=seed)
-    follow(
+    compare_with_reference(FedBuff(k=3, lr=0.7), FedBuffReference, seed=seed, lose=0.1)
+    compare_with_reference(
+        FedBuff(k=3, lr=0.7, client_weight="equal"), lambda w: FedBuffReference(w, lambda k: 1 / N), seed=seed
+    )
+    compare_with_reference(
         FedBuff(k=3, lr=0.7, client_weight="examples"),
         lambda w: FedBuffReference(w, lambda k: EXAMPLES[k] / TOTAL),
         seed=seed,
     )
-    follow(FedBuff(k=3, lr=0.7, exclude_buffered=True), lambda w: FedBuffReference(w, excludes=True), seed=seed)
+    compare_with_reference(
+        FedBuff(k=3, lr=0.7, exclude_buffered=True), lambda w: FedBuffReference(w, excludes=True), seed=seed
+    )
 
 
 class CA2FLReference(Reference):
@@ -166,7 +183,7 @@ class CA2FLReference(Reference):
 
 @SEEDS
 def test_ca2fl(seed: int) -> None:
-    follow(REGISTRY["ca2fl"](k=3, lr=0.7), CA2FLReference, seed=seed, lose=0.1)
+    compare_with_reference(REGISTRY["ca2fl"](k=3, lr=0.7), CA2FLReference, seed=seed, lose=0.1)
 
 
 # ---------------------------------------------------------------- rounds
@@ -174,7 +191,7 @@ def test_ca2fl(seed: int) -> None:
 
 @SEEDS
 def test_fedavg(seed: int) -> None:
-    follow(REGISTRY["fedavg"](sample=3), RoundReference, seed=seed, length=20, lose=0.15)
+    compare_with_reference(REGISTRY["fedavg"](sample=3), RoundReference, seed=seed, length=20, lose=0.15)
 
 
 class FedAvgMReference(RoundReference):
@@ -187,7 +204,7 @@ class FedAvgMReference(RoundReference):
 
 @SEEDS
 def test_fedavgm(seed: int) -> None:
-    follow(REGISTRY["fedavgm"](sample=3), FedAvgMReference, seed=seed, length=20, lose=0.15)
+    compare_with_reference(REGISTRY["fedavgm"](sample=3), FedAvgMReference, seed=seed, length=20, lose=0.15)
 
 
 class FedAdamReference(RoundReference):
@@ -202,28 +219,26 @@ class FedAdamReference(RoundReference):
 
 @SEEDS
 def test_fedadam(seed: int) -> None:
-    follow(REGISTRY["fedadam"](sample=3), FedAdamReference, seed=seed, length=20, lose=0.15)
+    compare_with_reference(REGISTRY["fedadam"](sample=3), FedAdamReference, seed=seed, length=20, lose=0.15)
 
 
 class FedProxReference(RoundReference):
-    """The clients too: SGD on 1/2 ||w - c||^2 + mu/2 ||w - x||^2, which is what TinyClients minimise, without the
-    pull.
-    """
+    """FedProx with its clients: SGD on 1/2 ||w - c||^2 (the loss of TinyClients) + mu/2 ||w - x||^2."""
 
     seed = 0
 
     def arrive(self, client: int, y: Vector, now: float) -> None:
         x, c = self.base[client], optimum(self.seed, client, 8).numpy()
-        own = x.copy()
+        w = x.copy()
         for _ in range(5):
-            own = own - 0.125 * ((own - c) + 0.3 * (own - x))
-        np.testing.assert_allclose(y, own, rtol=0, atol=1e-10)
-        super().arrive(client, own, now)
+            w = w - 0.125 * ((w - c) + 0.3 * (w - x))
+        np.testing.assert_allclose(y, w, rtol=0, atol=1e-10)
+        super().arrive(client, w, now)
 
 
 def test_fedprox() -> None:
     strategy = REGISTRY["fedprox"](mu=0.3, sample=3, work=LocalWork(steps=5, lr=0.125))
-    follow(strategy, FedProxReference, seed=0, length=20, trains=True)
+    compare_with_reference(strategy, FedProxReference, seed=0, length=20, trains=True)
 
 
 class MifaReference(RoundReference):
@@ -235,7 +250,7 @@ class MifaReference(RoundReference):
     def close(self, answers: dict[int, Vector]) -> None:
         eta = 0.08 / (1 + self.version) if self.decay else 0.08
         for client, y in answers.items():
-            self.G[client] = (self.base[client] - y) / eta  # all were sent w in this round
+            self.G[client] = (self.base[client] - y) / eta  # every client received w in this round
         if len(self.G) == N or not self.waits:
             self.commit(self.w - eta * sum(self.G.values(), np.zeros(8)) / N)
 
@@ -243,14 +258,17 @@ class MifaReference(RoundReference):
 @SEEDS
 def test_mifa(seed: int) -> None:
     Mifa = REGISTRY["mifa"]
-    follow(Mifa(), lambda w: MifaReference(w, True, False), seed=seed, length=15, present=3)
-    follow(Mifa(decay=True), lambda w: MifaReference(w, True, True), seed=seed, length=15, present=3)
-    follow(Mifa(wait="no_wait"), lambda w: MifaReference(w, False, False), seed=seed, length=20, present=3, lose=0.2)
+    compare_with_reference(Mifa(), lambda w: MifaReference(w, True, False), seed=seed, length=15, present=3)
+    compare_with_reference(Mifa(decay=True), lambda w: MifaReference(w, True, True), seed=seed, length=15, present=3)
+    compare_with_reference(
+        Mifa(wait="no_wait"), lambda w: MifaReference(w, False, False), seed=seed, length=20, present=3, lose=0.2
+    )
 
 
 class GradMAReference(RoundReference):
-    """beta1 = 0.9, beta2 = 0.5, everybody in the memory; per tensor the nearest m~ that no D_i objects to, by
-    SciPy's NNLS.
+    """GradMA with beta1 = 0.9, beta2 = 0.5 and memory for all clients.
+
+    For each tensor, SciPy's NNLS finds the nearest m~ with a non-negative product with every D_i.
     """
 
     def __init__(self, w: Vector) -> None:
@@ -273,4 +291,4 @@ class GradMAReference(RoundReference):
 
 @SEEDS
 def test_gradma_server(seed: int) -> None:
-    follow(REGISTRY["gradma"](beta2=0.5, sample=3), GradMAReference, seed=seed, length=20, lose=0.15)
+    compare_with_reference(REGISTRY["gradma"](beta2=0.5, sample=3), GradMAReference, seed=seed, length=20, lose=0.15)

@@ -1,6 +1,4 @@
-"""The same for methods that tell clients by their speed: tiers, quotas of the first to come, groups that arrive
-together.
-"""
+"""Compare strategies that depend on the speed of clients (tiers, quotas, groups) with implementations in NumPy."""
 
 from __future__ import annotations
 
@@ -10,16 +8,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from numpy_reference import EXAMPLES, SEEDS, TOTAL, Reference, RoundReference, Vector, follow, mean, poly
+from numpy_reference import (
+    EXAMPLES,
+    SEEDS,
+    TOTAL,
+    Reference,
+    RoundReference,
+    Vector,
+    compare_with_reference,
+    mean,
+    poly,
+)
 from offbeat.core.strategies import REGISTRY
 
 # ---------------------------------------------------------------- tiers
 
 
 class FedATReference(RoundReference):
-    """First jobs are one FedAvg round; then tiers {0, 1}, {2, 3}, {4}: within each the slowest takes at most twice
-    as long.
-    """
+    """FedAT: one FedAvg round, then tiers {0, 1}, {2, 3}, {4}, in which the slowest takes at most twice as long."""
 
     def __init__(self, w: Vector, smooth: int) -> None:
         super().__init__(w)
@@ -35,7 +41,7 @@ class FedATReference(RoundReference):
         m = self.tier[client]
         if any(self.tier[member] == m for member in self.members):
             return None
-        answers = {one: self.answers.pop(one) for one in list(self.answers) if self.tier[one] == m}
+        answers = {c: self.answers.pop(c) for c in list(self.answers) if self.tier[c] == m}
         if answers:
             self.models[m] = mean(answers)
             self.counts[m] += 1
@@ -52,23 +58,23 @@ class FedATReference(RoundReference):
 @SEEDS
 @pytest.mark.parametrize("smooth", [0, 1])
 def test_fedat(seed: int, smooth: int) -> None:
-    follow(REGISTRY["fedat"](ratio=2.0, smooth=smooth), lambda w: FedATReference(w, smooth), seed=seed)
+    compare_with_reference(REGISTRY["fedat"](ratio=2.0, smooth=smooth), lambda w: FedATReference(w, smooth), seed=seed)
 
 
 # ---------------------------------------------------------------- quotas
 
 
 class SafaReference(Reference):
-    """Quota 2, lag 1. Who is idle when a round begins gets work; a tolerable client goes on from its own model.
+    """SAFA with quota 2 and lag 1.
 
-    Two readings are our strategy's own (it names them): the first round's picks are the first to come, and who never
-    answered is left out of the average.
+    Idle clients get work when a round begins; a tolerable client continues from its own model. As in our strategy, the
+    first arrivals are the picks of the first round, and clients without an update are not in the average.
     """
 
     def __init__(self, w: Vector) -> None:
         super().__init__(w)
         self.r = -1
-        self.made = dict.fromkeys(EXAMPLES, -1)  # version_i
+        self.versions = dict.fromkeys(EXAMPLES, -1)  # version_i
         self.cache: dict[int, Vector] = {}
         self.working: list[int] = []
         self.late: list[int] = []
@@ -80,11 +86,11 @@ class SafaReference(Reference):
         self.working.remove(client)
         if client in self.late:
             return False
-        self.made[client] = self.r
+        self.versions[client] = self.r
         if client not in self.last_picks and len(self.picks) < 2:
             self.picks.append(client)
             self.cache[client] = y
-        elif self.r == 0:  # everybody's first model is cached before the first average
+        elif self.r == 0:  # all first models are cached before the first average
             self.cache[client] = y
         else:
             self.bypass[client] = y
@@ -94,7 +100,7 @@ class SafaReference(Reference):
         self.working.remove(client)
 
     def timer(self, key: str, now: float) -> None:
-        """The instant is over in which the round ended."""
+        """End a round after all events of the same time."""
         if self.r >= 0:
             assert not self.working or (self.r > 0 and len(self.picks) == 2)
             for client in list(self.bypass):
@@ -106,10 +112,10 @@ class SafaReference(Reference):
             self.cache.update(self.bypass)
             self.last_picks, self.picks, self.bypass = self.picks, [], {}
         self.r += 1
-        for client in self.made:
-            if self.r - 1 - self.made[client] > 1:  # deprecated
-                self.made[client] = self.r - 1
-                if client in self.cache:  # who never answered is not in the average
+        for client in self.versions:
+            if self.r - 1 - self.versions[client] > 1:  # deprecated
+                self.versions[client] = self.r - 1
+                if client in self.cache:  # clients without an update are not in the average
                     self.cache[client] = self.w
                 if client in self.working and client not in self.late:
                     self.late.append(client)
@@ -118,27 +124,27 @@ class SafaReference(Reference):
         self.working.append(client)
         if client in self.late:
             self.late.remove(client)
-            if self.made[client] != self.r - 1:
-                self.made[client] = self.r - 1
+            if self.versions[client] != self.r - 1:
+                self.versions[client] = self.r - 1
                 if client in self.cache:
                     self.cache[client] = self.w
             return self.w
-        if self.made[client] != self.r - 1 and client in self.cache:
+        if self.versions[client] != self.r - 1 and client in self.cache:
             return self.cache[client]
-        self.made[client] = self.r - 1  # who never answered is sent w too, and is then as new as that
+        self.versions[client] = self.r - 1  # a client without an update receives w and has its version
         return self.w
 
 
 @SEEDS
 def test_safa(seed: int) -> None:
-    follow(REGISTRY["safa"](sample=2, lag=1), SafaReference, seed=seed, length=40, late=0.3, lose=0.1)
+    compare_with_reference(REGISTRY["safa"](sample=2, lag=1), SafaReference, seed=seed, length=40, late=0.3, lose=0.1)
 
 
 # ---------------------------------------------------------------- groups
 
 
 class CompassReference(Reference):
-    """Algorithms 1 to 3 with p_i = n_i / n, Q in 20..100, lambda = 1.2, st(u) = 0.9 (u + 1)^-1/2 at arrival."""
+    """FedCompass, Algorithms 1 to 3: p_i = n_i / n, Q in 20..100, lambda = 1.2, st(u) = 0.9 (u + 1)^-1/2 at arrival."""
 
     def __init__(self, w: Vector, momentum: bool = False, normalized: bool = False) -> None:
         super().__init__(w)
@@ -223,6 +229,10 @@ class CompassReference(Reference):
 @pytest.mark.parametrize("late", [0.0, 0.2])
 def test_fedcompass(seed: int, late: float) -> None:
     FedCompass = REGISTRY["fedcompass"]
-    follow(FedCompass(), CompassReference, seed=seed, length=40, late=late)
-    follow(FedCompass(momentum=True), lambda w: CompassReference(w, momentum=True), seed=seed, length=40, late=late)
-    follow(FedCompass(normalized=True), lambda w: CompassReference(w, normalized=True), seed=seed, length=40, late=late)
+    compare_with_reference(FedCompass(), CompassReference, seed=seed, length=40, late=late)
+    compare_with_reference(
+        FedCompass(momentum=True), lambda w: CompassReference(w, momentum=True), seed=seed, length=40, late=late
+    )
+    compare_with_reference(
+        FedCompass(normalized=True), lambda w: CompassReference(w, normalized=True), seed=seed, length=40, late=late
+    )

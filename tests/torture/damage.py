@@ -1,5 +1,7 @@
-"""Bits that flip, files that are cut, emptied or gone, rows that are deleted or altered, in a run that was killed and
-in one that is finished: it is noticed, in one line, or it does not matter, which the digest proves.
+"""Damage files of killed and of finished runs.
+
+Bits are flipped, files truncated, emptied or deleted, rows deleted or changed. The damage must be detected and reported
+in one line, or be harmless, which the digest proves.
 """
 
 from __future__ import annotations
@@ -16,9 +18,9 @@ from tempfile import TemporaryDirectory
 from typing import Self
 
 import operations
-from cases import Case, begin, digest, same, tail
-from children import Ended, Wrong, call, child
-from disk import Disk
+from cases import Case, begin_arguments, check_same_result, last_output, undisturbed_digest
+from child_processes import ChildResult, PromiseBroken, offbeat_call, run_child
+from failing_disk import Disk
 from worlds import World
 
 from offbeat.core.errors import OffbeatError
@@ -31,8 +33,8 @@ WORLDS: tuple[World, ...] = (
 TABLES = ("trace", "commits", "metrics", "clients", "facts")
 
 
-def _flip(path: Path, place: float) -> None:
-    """One bit; a place below 0.1 lies in the first hundred bytes, where headers are."""
+def _flip_bit(path: Path, place: float) -> None:
+    """Flip one bit; places below 0.1 are in the first hundred bytes, which contain headers."""
     data = bytearray(path.read_bytes())
     if data:
         at = min(len(data) - 1, int(place * 1000)) if place < 0.1 else int(place * len(data)) % len(data)
@@ -40,12 +42,12 @@ def _flip(path: Path, place: float) -> None:
         path.write_bytes(data)
 
 
-def _cut(path: Path, place: float) -> None:
+def _truncate_file(path: Path, place: float) -> None:
     data = path.read_bytes()
     path.write_bytes(data[: int(place * len(data))])
 
 
-def _rows(path: Path, place: float, statement: str) -> None:
+def _change_row(path: Path, place: float, statement: str) -> None:
     table = TABLES[int(place * 1e6) % len(TABLES)]
     with closing(sqlite3.connect(path)) as db, db:
         rowids = [rowid for (rowid,) in db.execute(f"SELECT rowid FROM {table} ORDER BY rowid")]
@@ -55,18 +57,22 @@ def _rows(path: Path, place: float, statement: str) -> None:
 
 
 DAMAGES: dict[str, Callable[[Path, float], None]] = {
-    "flip": _flip,
-    "cut": _cut,
-    "half": lambda path, place: _cut(path, 0.5),
+    "flip": _flip_bit,
+    "cut": _truncate_file,
+    "half": lambda path, place: _truncate_file(path, 0.5),
     "empty": lambda path, place: path.write_bytes(b""),
     "gone": lambda path, place: path.unlink(),
-    "row deleted": lambda path, place: _rows(path, place, "DELETE FROM {table} WHERE rowid = ?"),
-    "row altered": lambda path, place: _rows(path, place, "UPDATE {table} SET {column} = {column} + 1 WHERE rowid = ?"),
+    "row deleted": lambda path, place: _change_row(path, place, "DELETE FROM {table} WHERE rowid = ?"),
+    "row altered": lambda path, place: _change_row(
+        path, place, "UPDATE {table} SET {column} = {column} + 1 WHERE rowid = ?"
+    ),
 }
 
 
 @dataclass(frozen=True, kw_only=True)
 class Damage(Case):
+    """Damage to one file of a run folder."""
+
     part = "damage"
     finished: bool
     file: str  # in the run folder
@@ -74,37 +80,39 @@ class Damage(Case):
     place: float = 0.5  # in the file, as a share
 
     def attack(self, folder: Path) -> str:
-        shutil.copytree(_kept(self.world, self.finished), folder / "run")
+        shutil.copytree(_stored_run(self.world, self.finished), folder / "run")
         DAMAGES[self.what](folder / "run" / self.file, self.place)
-        finished = Run(folder / "run").complete  # without its model a run is one that can be gone on with
+        finished = Run(folder / "run").complete  # a run without its model can be resumed
         return self._read(folder) if finished else self._resume(folder)
 
     def _resume(self, folder: Path) -> str:
-        ended = child(call("run", "--resume", folder / "run", "--checkpoint-every", 0))
+        ended = run_child(offbeat_call("run", "--resume", folder / "run", "--checkpoint-every", 0))
         if ended.status == 0:
-            same(folder, self.world)
+            check_same_result(folder, self.world)
             return "killed run: harmless"
         if not ended.one_line:
-            raise Wrong(f"status {ended.status}, and not one line: {tail(ended)}")
-        return "killed run: noticed"
+            raise PromiseBroken(f"status {ended.status}, and not one line: {last_output(ended)}")
+        return "killed run: detected"
 
     def _read(self, folder: Path) -> str:
-        """Whoever reads a finished run is told what is stored, or that it is damaged."""
-        noticed = False
-        for verb, (ended, data) in _told(folder).items():
+        """Read the finished run with commands: they print what is stored, or an error."""
+        detected = False
+        for verb, (ended, data) in _read_run(folder).items():
             if ended.status != 0:
                 if not ended.one_line:
-                    raise Wrong(f"offbeat {verb}: status {ended.status}, and not one line: {tail(ended)}")
-                noticed = True
+                    raise PromiseBroken(
+                        f"offbeat {verb}: status {ended.status}, and not one line: {last_output(ended)}"
+                    )
+                detected = True
             elif (ended.out, data) != _expected(self.world)[verb]:
-                raise Wrong(f"offbeat {verb}: status 0, and something else is told than is stored")
-        if noticed:
-            return "finished run: noticed"
+                raise PromiseBroken(f"offbeat {verb}: status 0, but the output is wrong")
+        if detected:
+            return "finished run: detected"
         try:
-            if Run(folder / "run").digest() != digest(self.world):
-                raise Wrong("nobody notices, and the digest is another one")
+            if Run(folder / "run").digest() != undisturbed_digest(self.world):
+                raise PromiseBroken("the damage was not detected, and the digest changed")
         except (sqlite3.Error, OffbeatError, OSError) as error:
-            raise Wrong(f"nobody notices, and the digest cannot be taken: {error}") from None
+            raise PromiseBroken(f"the damage was not detected, and the digest failed: {error}") from None
         return "finished run: harmless"
 
     def smaller(self) -> Iterator[Self]:
@@ -114,54 +122,54 @@ class Damage(Case):
         yield from super().smaller()
 
 
-def _told(folder: Path) -> dict[str, tuple[Ended, bytes]]:
-    """What the verbs that read a run say of it, and the model that is exported."""
+def _read_run(folder: Path) -> dict[str, tuple[ChildResult, bytes]]:
+    """Return the results of the commands that read a run, and the exported model."""
     run, model = folder / "run", folder / "model.safetensors"
     verbs = {"show": ("show", run, "--json"), "export": ("export", run, "--out", model)}
-    told = {}
+    results = {}
     for verb, arguments in verbs.items():
-        ended = child(call(*arguments))
+        ended = run_child(offbeat_call(*arguments))
         data = model.read_bytes() if verb == "export" and model.exists() else b""
-        told[verb] = (replace(ended, out=ended.out.replace(str(folder), "")), data)
-    return told
+        results[verb] = (replace(ended, out=ended.out.replace(str(folder), "")), data)
+    return results
 
 
 @cache
-def _home(world: World, finished: bool) -> TemporaryDirectory[str]:
-    return TemporaryDirectory(prefix="torture-")  # removed when the cache is
+def _temporary_folder(world: World, finished: bool) -> TemporaryDirectory[str]:
+    return TemporaryDirectory(prefix="torture-")  # deleted together with the cache
 
 
 @cache
-def _kept(world: World, finished: bool) -> Path:
-    """A run folder to damage copies of; the killed one has checkpoints, and a trace that reaches further."""
-    home = Path(_home(world, finished).name).resolve()
-    disk = Disk(home / "run", 0 if finished else int(0.7 * operations.count(world)))
-    child(operations.on(disk, begin(home, world)))
+def _stored_run(world: World, finished: bool) -> Path:
+    """Return a run folder; in the killed run the trace continues after the last checkpoint."""
+    home = Path(_temporary_folder(world, finished).name).resolve()
+    disk = Disk(home / "run", 0 if finished else int(0.7 * operations.count_operations(world)))
+    run_child(operations.with_disk(disk, begin_arguments(home, world)))
     if Run(home / "run").complete != finished:
-        raise Wrong("it was not killed in the middle")
+        raise PromiseBroken("the run was not killed before its end")
     return home / "run"
 
 
 @cache
 def _expected(world: World) -> dict[str, tuple[str, bytes]]:
     with TemporaryDirectory() as name:
-        shutil.copytree(_kept(world, True), Path(name, "run"))
-        return {verb: (ended.out, data) for verb, (ended, data) in _told(Path(name)).items()}
+        shutil.copytree(_stored_run(world, True), Path(name, "run"))
+        return {verb: (ended.out, data) for verb, (ended, data) in _read_run(Path(name)).items()}
 
 
 def cases(seed: int) -> Iterator[Damage]:
-    """Every file in turn, of killed and of finished runs; mostly flips, the rest of the time something coarser."""
+    """Yield cases for every file of killed and of finished runs; most of them flip a bit."""
     i = 0
     while True:
         world = WORLDS[i % len(WORLDS)]
-        kept = [
-            (finished, path.relative_to(_kept(world, finished)))
+        files = [
+            (finished, path.relative_to(_stored_run(world, finished)))
             for finished in (False, True)
-            for path in _files(world, finished)
+            for path in _run_files(world, finished)
         ]
         rng = Random(f"damage {seed} {i}")
-        rng.shuffle(kept)
-        for finished, path in kept:
+        rng.shuffle(files)
+        for finished, path in files:
             rows = path.name == "run.sqlite" and rng.random() < 0.5
             what = (
                 rng.choice([what for what in DAMAGES if what.startswith("row ") == rows])
@@ -172,5 +180,5 @@ def cases(seed: int) -> Iterator[Damage]:
         i += 1
 
 
-def _files(world: World, finished: bool) -> list[Path]:
-    return sorted(path for path in _kept(world, finished).rglob("*") if path.is_file())
+def _run_files(world: World, finished: bool) -> list[Path]:
+    return sorted(path for path in _stored_run(world, finished).rglob("*") if path.is_file())

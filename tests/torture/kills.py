@@ -1,6 +1,4 @@
-"""SIGKILL at any moment, from right at the start, again and again: the run that is gone on with is the run nobody
-killed.
-"""
+"""Kill a run several times with SIGKILL at random moments; the resumed run must equal an undisturbed one."""
 
 from __future__ import annotations
 
@@ -12,26 +10,26 @@ from random import Random
 from typing import Self
 
 import worlds
-from cases import Case, begin, digest, finish, go_on
-from children import KILLED, Wrong, call, child
+from cases import Case, begin_arguments, finish_run, resume_arguments, undisturbed_digest
+from child_processes import KILLED, PromiseBroken, offbeat_call, run_child
 
 from offbeat.core.strategies import REGISTRY
 
 
 @dataclass(frozen=True, kw_only=True)
 class Kill(Case):
-    """Moments are shares of what the whole run takes, so that they fall into it on a slow machine too."""
+    """Kills at moments that are shares of the duration of the run, so that they hit it on slow machines too."""
 
     part = "kills"
     moments: tuple[float, ...] = ()
 
     def attack(self, folder: Path) -> str:
-        length = _length(folder / "timed", self.world)
+        length = _measure_run(folder / "timed", self.world)
         for moment in self.moments:
-            ended = child(call(*go_on(folder, self.world)), kill_after=moment * length)
+            ended = run_child(offbeat_call(*resume_arguments(folder, self.world)), kill_after=moment * length)
             if ended.status not in (0, KILLED):
-                raise Wrong(f"before it could be killed it ended with status {ended.status}: {ended.err[-300:]}")
-        finish(folder, self.world)
+                raise PromiseBroken(f"the run ended with status {ended.status} before the kill: {ended.err[-300:]}")
+        finish_run(folder, self.world)
         return "same"
 
     def smaller(self) -> Iterator[Self]:
@@ -40,21 +38,21 @@ class Kill(Case):
         yield from super().smaller()
 
 
-def _length(folder: Path, world: worlds.World) -> float:
-    digest(world)
+def _measure_run(folder: Path, world: worlds.World) -> float:
+    undisturbed_digest(world)
     folder.mkdir()
     began = time.monotonic()
-    child(call(*begin(folder, world)))
+    run_child(offbeat_call(*begin_arguments(folder, world)))
     return time.monotonic() - began
 
 
 def cases(seed: int) -> Iterator[Kill]:
-    """Every strategy in turn, where everything goes wrong."""
+    """Yield cases for all strategies in worlds with all kinds of trouble."""
     i = 0
     while True:
         for name in REGISTRY:
             rng = Random(f"kills {seed} {i}")
-            # early ones leave the most to do
+            # mostly early, because then most of the run follows
             moments = tuple(round(rng.random() ** 2, 3) for _ in range(rng.randint(1, 5)))
-            yield Kill(world=worlds.troubled(name), moments=moments)
+            yield Kill(world=worlds.troubled_world(name), moments=moments)
             i += 1

@@ -1,6 +1,7 @@
-"""Something happens at the n-th file operation of a short run: an I/O error, a disk that is full from then on, a
-SIGKILL, a power failure that takes what was not made durable. For every n: it ends with one line, and goes on to the
-same digest.
+"""Let the n-th file operation of a short run fail, for every n.
+
+Faults are an I/O error, a disk that is full from then on, a SIGKILL, and a power failure that loses everything not
+synced. The run must end with one error line and, resumed, reach the same digest.
 """
 
 from __future__ import annotations
@@ -13,41 +14,43 @@ from random import Random
 from tempfile import TemporaryDirectory
 from typing import Self
 
-from cases import Case, begin, finish, same, tail
-from children import KILLED, Wrong, call, child
-from disk import HOWS, Disk
-from worlds import LIMITED, TROUBLED, World
+from cases import Case, begin_arguments, check_same_result, finish_run, last_output
+from child_processes import KILLED, PromiseBroken, offbeat_call, run_child
+from failing_disk import DISK_FAULTS, Disk
+from worlds import MEMORY_LIMIT, TROUBLES, World
 
 from offbeat.engine import trace
 
 WORLDS: tuple[World, ...] = (
     ("strategy=fedasync", "until=4updates"),
     ("strategy=fedavg", "until=8updates"),
-    ("strategy=fedpsa", "strategy.buffer=2", "until=5updates", *TROUBLED),
-    ("strategy=orthofl", "until=6updates", *TROUBLED),
-    ("strategy=ca2fl", "strategy.k=2", "until=6updates", LIMITED),
+    ("strategy=fedpsa", "strategy.buffer=2", "until=5updates", *TROUBLES),
+    ("strategy=orthofl", "until=6updates", *TROUBLES),
+    ("strategy=ca2fl", "strategy.k=2", "until=6updates", MEMORY_LIMIT),
 )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Operation(Case):
+    """A fault at one file operation."""
+
     part = "operations"
     at: int
     how: str
 
     def attack(self, folder: Path) -> str:
         disk = Disk((folder / "run").resolve(), self.at, self.how)
-        ended = child(on(disk, begin(folder, self.world)))
+        ended = run_child(with_disk(disk, begin_arguments(folder, self.world)))
         if self.how in ("error", "full"):
             if ended.status == 0:
-                same(folder, self.world)
-                return f"{self.how}: went on"
+                check_same_result(folder, self.world)
+                return f"{self.how}: continued"
             if not ended.one_line:
-                raise Wrong(f"status {ended.status}, and not one line: {tail(ended)}")
+                raise PromiseBroken(f"status {ended.status}, and not one line: {last_output(ended)}")
         elif ended.status not in (0, KILLED):
-            raise Wrong(f"before it could be killed it ended with status {ended.status}: {tail(ended)}")
-        finish(folder, self.world)
-        return f"{self.how}: same after"
+            raise PromiseBroken(f"the run ended with status {ended.status} before the kill: {last_output(ended)}")
+        finish_run(folder, self.world)
+        return f"{self.how}: same after resuming"
 
     def smaller(self) -> Iterator[Self]:
         for at in sorted({1, self.at // 2, self.at - 8, self.at - 1} - {self.at}):
@@ -56,50 +59,50 @@ class Operation(Case):
         yield from super().smaller()
 
 
-def on(disk: Disk, arguments: tuple[object, ...]) -> Callable[[], int]:
+def with_disk(disk: Disk, arguments: tuple[object, ...]) -> Callable[[], int]:
+    """Return a function that calls `offbeat ARGUMENTS` with a failing disk."""
+
     def work() -> int:
-        prepare(disk)
-        return call(*arguments)()
+        install_disk(disk)
+        return offbeat_call(*arguments)()
 
     return work
 
 
-def prepare(disk: Disk) -> None:
-    """In a child: every row of the trace is a block, which is handed to the system only."""
+def install_disk(disk: Disk) -> None:
+    """Install the disk in a child and write every row of the trace as one block."""
     trace.BLOCK_ROWS = 1
     disk.install()
 
 
 @cache
-def count(world: World) -> int:
-    """File operations of the run that nobody touches."""
+def count_operations(world: World) -> int:
+    """Return the number of file operations of the undisturbed run."""
     with TemporaryDirectory() as name:
         folder = Path(name).resolve()
-        disk, told = Disk(folder / "run"), folder / "count"
+        disk, count_file = Disk(folder / "run"), folder / "count"
 
         def work() -> int:
-            prepare(disk)
+            install_disk(disk)
             try:
-                return call(*begin(folder, world))()
+                return offbeat_call(*begin_arguments(folder, world))()
             finally:
-                told.write_text(f"{disk.count} {disk.loose}")
+                count_file.write_text(f"{disk.count} {disk.unsynced_commits}")
 
-        ended = child(work)
+        ended = run_child(work)
         if ended.status != 0:
-            raise Wrong(f"it does not even run when left in peace: {tail(ended)}")
-        operations, loose = map(int, told.read_text().split())
-        if not loose:
-            raise Wrong("nothing was written that waits for a later write to be durable")
+            raise PromiseBroken(f"the undisturbed run failed: {last_output(ended)}")
+        operations, unsynced_commits = map(int, count_file.read_text().split())
+        if not unsynced_commits:
+            raise PromiseBroken("every commit was synced at once, so power failures would lose nothing")
         return operations
 
 
 def cases(seed: int, power: bool = False) -> Iterator[Operation]:
-    """Every operation with everything that can happen there, in random order: whenever it is stopped, all parts were
-    seen.
-    """
+    """Yield every operation with every fault in random order, so that a short attack also covers all parts of a run."""
     rng = Random(f"operations {seed}")
     for world in WORLDS:
-        hows = [how for how in HOWS if ("power" in how) == power]
-        todo = [(at, how) for at in range(1, count(world) + 1) for how in hows]
-        rng.shuffle(todo)
-        yield from (Operation(world=world, at=at, how=how) for at, how in todo)
+        faults = [fault for fault in DISK_FAULTS if ("power" in fault) == power]
+        attacks = [(at, fault) for at in range(1, count_operations(world) + 1) for fault in faults]
+        rng.shuffle(attacks)
+        yield from (Operation(world=world, at=at, how=fault) for at, fault in attacks)

@@ -1,4 +1,4 @@
-"""Ten seconds of torture: a few fixed cases of each part. `make torture` has the rest."""
+"""A few fixed cases of each part of `make torture`, in ten seconds."""
 
 from __future__ import annotations
 
@@ -14,70 +14,67 @@ HERE = Path(__file__).parent
 PARTS = ("kills", "operations", "power", "damage", "swarm")
 
 
-def torture(*arguments: str) -> subprocess.CompletedProcess[str]:
-    """In a process of its own, which has to be without threads when it forks."""
-    return subprocess.run([sys.executable, str(HERE), *arguments], capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
-
-
 @pytest.fixture(scope="module")
 def sample() -> subprocess.CompletedProcess[str]:
-    return torture("--sample", "--seed", "0")
+    """Run the sample in a new process, because it must not have threads when it forks."""
+    arguments = ("--sample", "--seed", "0")
+    return subprocess.run(
+        [sys.executable, str(HERE), *arguments], capture_output=True, text=True, timeout=MAX_WAIT_SECONDS
+    )
 
 
 @pytest.mark.parametrize("part", PARTS)
-def test_nothing_goes_wrong_in_the_sample(sample, part):
-    told = sample.stdout.partition(f"\n{part}: ")[2].partition("\n  ")[0].splitlines()
-    assert told, sample.stdout + sample.stderr
-    assert "WRONG" not in told[0], sample.stdout
+def test_no_case_of_the_sample_fails(sample, part):
+    lines = sample.stdout.partition(f"\n{part}: ")[2].partition("\n  ")[0].splitlines()
+    assert lines, sample.stdout + sample.stderr
+    assert "WRONG" not in lines[0], sample.stdout
 
 
-def test_the_sample_ends_well(sample):
+def test_the_sample_succeeds(sample):
     assert (sample.returncode, sample.stderr) == (0, ""), sample.stdout
 
 
-# ---------------------------------------------------------------- the test of the test: faults made on purpose are
-# found
+# ---------------------------------------------------------------- deliberate faults are detected
 
-BROKEN = """
+SCRIPT = """
 import sys
 from pathlib import Path
-from offbeat.engine import trace
+from offbeat.engine import checkpoint, trace
 from offbeat.engine.coordinator import Coordinator
-from offbeat.experiment import files
 {fault}
 sys.path.insert(0, {here!r})
-from hunt import attempt
+from attack_runs import find_failure
 from operations import Operation
 from swarm import Swarm
-print(next(filter(None, map(attempt, {cases})), "nothing was found"))
+print(next(filter(None, map(find_failure, {cases})), "no failure"))
 """
 WORLD = ("strategy=fedasync", "until=4updates")
 FAULTS = {
-    "a file that is not written whole": (
-        "files.write_whole = Path.write_bytes",
+    "files are not written atomically": (
+        "checkpoint.write_atomically = Path.write_bytes",
         f"(Operation(world={WORLD}, at=at, how='kill') for at in range(10, 40))",
-        "it could not go on",
+        "the run could not be resumed",
     ),
-    "a trace that is not made durable": (
+    "the trace is not synced": (
         "flush = trace.Trace.flush\ntrace.Trace.flush = lambda self, durable=True: flush(self, False)",
         f"[Operation(world={WORLD}, at=100, how='power')]",
         "",
     ),
-    "a checkpoint that forgets how many jobs a client had": (
-        "whole = Coordinator.restore\nCoordinator.restore = lambda run, saved: (whole(run, saved), "
-        "run.ledger.jobs.clear())",
+    "checkpoints lose the number of jobs of each client": (
+        "restore = Coordinator.restore\nCoordinator.restore = lambda run, saved: (restore(run, saved), "
+        "run.ledger.job_counts.clear())",
         f"[Swarm(world={(*WORLD, 'until=20updates')})]",
-        "gone on with, it has another digest",
+        "the resumed run has another digest",
     ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FAULTS)
-def test_a_fault_made_on_purpose_is_found(name):
-    fault, cases, words = FAULTS[name]
-    script = BROKEN.format(fault=fault, cases=cases, here=str(HERE))
+def test_a_deliberate_fault_is_detected(name):
+    fault, cases, message = FAULTS[name]
+    script = SCRIPT.format(fault=fault, cases=cases, here=str(HERE))
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
     assert done.returncode == 0, done.stderr
-    assert words in done.stdout
-    assert "nothing was found" not in done.stdout
+    assert message in done.stdout
+    assert "no failure" not in done.stdout

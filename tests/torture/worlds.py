@@ -1,5 +1,6 @@
-"""Worlds to torture runs in: a tiny one and changes to it, written as --set takes them, so that a case is a list of
-words that can be shortened, printed and repeated.
+"""Experiments for torture tests: a tiny one, and changes of it in the syntax of --set.
+
+A world is a tuple of changes, so it can be shortened, printed and repeated.
 """
 
 from __future__ import annotations
@@ -26,9 +27,18 @@ from offbeat.training.evaluation import Survey
 from offbeat.training.trainer import Training
 
 World = tuple[str, ...]
-# a word that is no change but an option of the run: its result is that of a run without
-LIMITED = "--client-memory=1kB"
-STORED = ("ca2fl", "mifa", "fed_ogd", "safa", "orthofl", "gradma", "fedpac", "local")  # keep something for each client
+# an option of the run instead of a change; it does not change the result
+MEMORY_LIMIT = "--client-memory=1kB"
+PER_CLIENT_STATE = (
+    "ca2fl",
+    "mifa",
+    "fed_ogd",
+    "safa",
+    "orthofl",
+    "gradma",
+    "fedpac",
+    "local",
+)  # strategies with state for each client
 
 TINY = Experiment(
     name="torture",
@@ -44,8 +54,8 @@ TINY = Experiment(
     evaluate_every=4.0,
 )
 
-# churn, faults of the way and of the content, data that arrives over time, a network
-TROUBLED: World = (
+# churn, lost and corrupted uploads, data that arrives over time, a network
+TROUBLES: World = (
     "availability={name: churn, up: 15.0, down: 3.0}",
     "faults=[crash, lost_upload, {name: duplicate_upload, probability: 0.6, within: 2.0}, corrupted, {name: scaled, "
     "share: 0.25}]",
@@ -87,7 +97,7 @@ SCENARIOS = {
     "streaming": (STREAMS, 0.3),
     "network": (NETWORKS, 0.3),
 }
-OTHERS = (
+OTHER_CHANGES = (
     "clients=1", "clients=2", "clients=6", "model=linear", "partition={name: dirichlet, alpha: 0.3}", "timeout=1.5",
     "max_norm=0.5",
     "until=25s", "until=15updates", "until=40updates,200s", "training.optimizer=adam", "training.lr_decay=0.9",
@@ -96,7 +106,7 @@ OTHERS = (
     "survey.every=1", "evaluate_every=0.7", "training.batch=64",
 )  # fmt: skip
 
-# numbers that matter to strategies in worlds as small as these; others are halved and doubled
+# useful values in such small worlds; other numbers are halved and doubled
 NUMBERS: dict[str, tuple[Any, ...]] = {
     "concurrency": (1, 2, 3), "sample": (1, 2, 0.5), "deadline": (1.0, 4.0), "max_staleness": (0, 1, 3), "k": (1, 2, 3),
     "buffer": (1, 2, 4), "queue": (1, 3), "over_select": (0.5,), "tiers": (1, 2), "ratio": (1.5,), "retier": (1, 2),
@@ -109,11 +119,13 @@ NUMBERS: dict[str, tuple[Any, ...]] = {
 
 @cache
 def experiment(world: World) -> Experiment:
-    """Raises ConfigError where the changes do not go together."""
-    return experiment_files.with_changes(TINY, [change for word in world if word != LIMITED for change in _apart(word)])
+    """Build the experiment; raise ConfigError if the changes contradict each other."""
+    return experiment_files.with_changes(
+        TINY, [change for word in world if word != MEMORY_LIMIT for change in _split_changes(word)]
+    )
 
 
-def legal(world: World) -> bool:
+def is_valid(world: World) -> bool:
     try:
         experiment(world)
     except ConfigError:
@@ -121,48 +133,53 @@ def legal(world: World) -> bool:
     return True
 
 
-def _apart(word: str) -> list[str]:
-    """'training.epochs=1,training.steps=null' are two changes that only go together."""
+def _split_changes(word: str) -> list[str]:
+    """Split changes that are only valid together, such as 'training.epochs=1,training.steps=null'."""
     return word.split(",") if word.startswith("training.") else [word]
 
 
-def troubled(strategy: str) -> World:
-    """Every kind of trouble for one strategy."""
-    return (f"strategy={strategy}", *TROUBLED, "until=30updates", *([LIMITED] if strategy in STORED else []))
+def troubled_world(strategy: str) -> World:
+    """Return a world with every kind of trouble for one strategy."""
+    return (
+        f"strategy={strategy}",
+        *TROUBLES,
+        "until=30updates",
+        *([MEMORY_LIMIT] if strategy in PER_CLIENT_STATE else []),
+    )
 
 
-def drawn(rng: Random) -> World:
-    """A random world, with a random strategy with random settings."""
+def random_world(rng: Random) -> World:
+    """Return a random world with a random strategy and random settings."""
     name = rng.choice(list(REGISTRY))
     world: World = (f"strategy={name}",)
     for setting in _settings(name):
         if rng.random() < 0.3:
-            world = _with(world, f"strategy.{setting}={_words(rng.choice(_values(name, setting)))}")
+            world = _add_change(world, f"strategy.{setting}={_to_yaml(rng.choice(_values(name, setting)))}")
     for setting, (choices, share) in SCENARIOS.items():
         if rng.random() < share:
-            world = _with(world, f"{setting}={rng.choice(choices)}")
+            world = _add_change(world, f"{setting}={rng.choice(choices)}")
     if rng.random() < 0.6:
-        world = _with(world, f"faults=[{', '.join(rng.sample(FAULTS, rng.randint(1, 3)))}]")
-    for word in rng.sample(OTHERS, rng.randint(0, 3)):
-        world = _with(world, word)
-    world = _with(world, f"seed={rng.randint(0, 999)}")
-    return (*world, LIMITED) if name in STORED and rng.random() < 0.5 else world
+        world = _add_change(world, f"faults=[{', '.join(rng.sample(FAULTS, rng.randint(1, 3)))}]")
+    for word in rng.sample(OTHER_CHANGES, rng.randint(0, 3)):
+        world = _add_change(world, word)
+    world = _add_change(world, f"seed={rng.randint(0, 999)}")
+    return (*world, MEMORY_LIMIT) if name in PER_CLIENT_STATE and rng.random() < 0.5 else world
 
 
 def smaller(world: World) -> Iterator[World]:
-    """The same with less: one change left out, or a shorter run."""
+    """Yield worlds with one change less or a shorter run."""
     for i in reversed(range(len(world))):
         less = world[:i] + world[i + 1 :]
-        if legal(less):
+        if is_valid(less):
             yield less
     updates = experiment(world).until.updates
     if updates is not None and updates > 2:
         yield (*(word for word in world if not word.startswith("until=")), f"until={updates // 2}updates")
 
 
-def _with(world: World, word: str) -> World:
-    """With one change more, if it goes with the others."""
-    return (*world, word) if legal((*world, word)) else world
+def _add_change(world: World, word: str) -> World:
+    """Add a change if it is valid together with the others."""
+    return (*world, word) if is_valid((*world, word)) else world
 
 
 def _settings(name: str) -> list[str]:
@@ -171,7 +188,7 @@ def _settings(name: str) -> list[str]:
 
 @cache
 def _values(name: str, setting: str) -> tuple[Any, ...]:
-    """What may be tried: every choice, both truths, a few numbers."""
+    """Return the values to try: every choice, both booleans, a few numbers."""
     hint = typing.get_type_hints(REGISTRY[name])[setting]
     parts = typing.get_args(hint) if typing.get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
     default = next(field.default for field in fields(REGISTRY[name]) if field.name == setting)
@@ -189,5 +206,5 @@ def _values(name: str, setting: str) -> tuple[Any, ...]:
     return (default / 2, default * 2) if float in parts and isinstance(default, float) and default > 0 else ()
 
 
-def _words(value: Any) -> str:
+def _to_yaml(value: Any) -> str:
     return {True: "true", False: "false"}[value] if isinstance(value, bool) else str(value)

@@ -1,8 +1,7 @@
-"""Children of a warmed-up process: it has imported everything and loaded the data, so that a run costs its own time
-only.
+"""Child processes that call the command line and may be killed at any moment.
 
-A child is forked, calls the command line as a user would, and may be killed at any moment. Nobody outlives the run:
-every child is waited for, and dies with its parent.
+They are forked from a process that has imported everything and loaded the data, so a run takes only its own time. Every
+child is waited for, and dies with its parent.
 """
 
 from __future__ import annotations
@@ -18,34 +17,36 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 
-HUNG = 120.0  # seconds; what takes so long in a world of a tenth of a second will not end
+CHILD_TIMEOUT = 120.0  # seconds; an undisturbed run takes a tenth of a second
 KILLED = -signal.SIGKILL
 
 
-class Wrong(Exception):
-    """What was promised does not hold."""
+class PromiseBroken(Exception):
+    """A guarantee about runs does not hold."""
 
 
 @dataclass(frozen=True)
-class Ended:
-    status: int  # of the process; negative: the signal that killed it
+class ChildResult:
+    """Exit status and output of a child."""
+
+    status: int  # negative: the signal that killed the process
     out: str
     err: str
 
     @property
     def one_line(self) -> bool:
-        """It ended with a line that says what is wrong, as people are promised; warnings may stand before it."""
-        said = [line for line in self.err.splitlines() if line.startswith("offbeat: ")]
+        """Whether the child failed with one line that describes the error, possibly after warnings."""
+        lines = [line for line in self.err.splitlines() if line.startswith("offbeat: ")]
         return (
             self.status in (1, 2)
-            and len(said) == 1
-            and "a bug in offbeat" not in said[0]
+            and len(lines) == 1
+            and "a bug in offbeat" not in lines[0]
             and "Traceback" not in self.err + self.out
         )
 
 
-def call(*arguments: object) -> Callable[[], int]:
-    """`offbeat ARGUMENTS`, for a child."""
+def offbeat_call(*arguments: object) -> Callable[[], int]:
+    """Return a function that calls `offbeat ARGUMENTS` in a child."""
 
     def work() -> int:
         from offbeat.cli import main
@@ -57,35 +58,35 @@ def call(*arguments: object) -> Callable[[], int]:
     return work
 
 
-def child(work: Callable[[], int], kill_after: float | None = None) -> Ended:
-    """What becomes of `work` in a process of its own; it may be killed after some seconds."""
+def run_child(work: Callable[[], int], kill_after: float | None = None) -> ChildResult:
+    """Run `work` in a child process, optionally kill it after some seconds, and return its result."""
     with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
         pid = os.fork()
         if pid == 0:
-            _be_a_child(work, out.fileno(), err.fileno(), parent)
+            _run_in_child(work, out.fileno(), err.fileno(), parent)
         status = _wait(pid, kill_after)
         texts = []
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode(errors="replace"))
     if status == KILLED and kill_after is None and "(killed on purpose)" not in texts[1]:
-        raise Wrong(f"it hung for {HUNG:.0f} s; it had said: {texts[1][-300:] or 'nothing'}")
-    return Ended(status, *texts)
+        raise PromiseBroken(f"no end after {CHILD_TIMEOUT:.0f} s; output: {texts[1][-300:] or 'none'}")
+    return ChildResult(status, *texts)
 
 
-def die() -> None:
-    """SIGKILL to oneself."""
+def kill_self() -> None:
+    """Kill this process with SIGKILL."""
     os.write(2, b"(killed on purpose)")
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def _be_a_child(work: Callable[[], int], out: int, err: int, parent: int) -> None:
+def _run_in_child(work: Callable[[], int], out: int, err: int, parent: int) -> None:
     status = 70
     try:
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: with the parent it dies
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: die with the parent
         if os.getppid() != parent:
             os._exit(status)
         os.dup2(out, 1)
@@ -104,7 +105,7 @@ def _be_a_child(work: Callable[[], int], out: int, err: int, parent: int) -> Non
 
 
 def _wait(pid: int, kill_after: float | None) -> int:
-    deadline = time.monotonic() + (HUNG if kill_after is None else kill_after)
+    deadline = time.monotonic() + (CHILD_TIMEOUT if kill_after is None else kill_after)
     pause = 0.001
     try:
         while True:
