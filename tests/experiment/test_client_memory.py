@@ -1,4 +1,4 @@
-"""Memory for what is kept of clients is an option of a run: written beside its results, no part of what it is."""
+"""Tests of the limit of client memory, an option of runs that does not change results."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ TWO = "5200B"  # two rows of 650 float32
         ("1B", MemoryLimit(1), "1B"),
     ],
 )
-def test_a_size_has_a_number_and_a_unit(text, chosen, written):
+def test_a_size_is_a_number_with_a_unit(text, chosen, written):
     assert parse_memory_limit(text) == chosen
     assert str(chosen) == written
     assert parse_memory_limit(written) == chosen
 
 
 @pytest.mark.parametrize("text", ["", "8", "GB", "8XB", "-8GB", "8GB 9GB", "1e9B", "٣GB", "nanGB", "8GB:", "8GB:hlaf"])
-def test_what_is_no_size_is_told_with_one_that_is(text):
+def test_an_invalid_size_is_rejected_with_an_example(text):
     with pytest.raises(ConfigError, match=r"client memory '.*': (write a size with its unit, such as 8GB|.*:half)"):
         parse_memory_limit(text)
 
 
-def test_nothing_is_not_enough():
-    with pytest.raises(ConfigError, match="must be more than nothing"):
+def test_zero_bytes_are_rejected():
+    with pytest.raises(ConfigError, match="must be more than 0"):
         parse_memory_limit("0GB")
 
 
@@ -71,7 +71,7 @@ def test_a_run_with_little_memory_has_the_same_digest(tmp_path, digest):
 
 
 @pytest.mark.parametrize("later", [None, "1GB", "1B"])
-def test_a_stopped_run_goes_on_with_what_it_was_begun_with_or_with_another_size(tmp_path, digest, later):
+def test_a_resumed_run_keeps_its_limit_or_takes_another(tmp_path, digest, later):
     run = runs.create_run(tmp_path / "x", SMALL, memory=TWO)
     outcome = runs.execute_run(run, watch=lambda status: status.updates > 15)
     assert outcome is not None
@@ -81,7 +81,7 @@ def test_a_stopped_run_goes_on_with_what_it_was_begun_with_or_with_another_size(
     assert run.digest() == digest
 
 
-def test_so_does_one_that_was_begun_without(tmp_path, digest):
+def test_a_run_without_limit_can_be_resumed_with_one(tmp_path, digest):
     run = runs.create_run(tmp_path / "x", SMALL)
     runs.execute_run(run, watch=lambda status: status.updates > 10)
     runs.execute_run(run, watch=lambda status: status.updates > 20, memory="1B")
@@ -90,7 +90,7 @@ def test_so_does_one_that_was_begun_without(tmp_path, digest):
     assert run.digest() == digest
 
 
-def test_what_an_attempt_left_that_nothing_can_be_gone_on_from_is_removed(tmp_path, digest):
+def test_files_without_checkpoint_are_removed(tmp_path, digest):
     run = runs.create_run(tmp_path / "x", SMALL, memory=TWO)
     (run.folder / "checkpoint").mkdir()
     (run.folder / "checkpoint" / "rows-2624.slots").write_bytes(b"x" * 100_000)
@@ -101,17 +101,17 @@ def test_what_an_attempt_left_that_nothing_can_be_gone_on_from_is_removed(tmp_pa
     assert run.digest() == digest
 
 
-def test_half_is_another_result_and_is_settled_at_the_beginning(tmp_path, digest):
+def test_half_precision_changes_results_and_cannot_change_on_resume(tmp_path, digest):
     half = runs.create_run(tmp_path / "half", SMALL, memory="1GB:half")
     spilled = runs.create_run(tmp_path / "spilled", SMALL, memory="1B:half")
     for run in (half, spilled):
         runs.execute_run(run, watch=lambda status: status.updates > 15)
-        with pytest.raises(ConfigError, match="begun with half precision"):
+        with pytest.raises(ConfigError, match="the run stores 16 bits"):
             runs.execute_run(run, memory="1GB")
         runs.execute_run(run)
     assert half.digest() == spilled.digest() != digest
     plain = runs.create_run(tmp_path / "plain", SMALL)
-    with pytest.raises(ConfigError, match="begun with full precision"):
+    with pytest.raises(ConfigError, match="the run stores full precision"):
         runs.execute_run(plain, memory="1GB:half")
 
 
@@ -133,6 +133,6 @@ def test_simulate_spills_into_a_temporary_file(strategy):
         run("80")
 
 
-def test_a_fact_is_a_choice_in_words():
+def test_the_stored_fact_is_the_text_of_the_limit():
     assert client_memory.memory_facts(None) == {}
     assert json.dumps(str(client_memory.memory_facts(parse_memory_limit("8GB"))["client_memory"])) == '"8GB"'

@@ -1,4 +1,4 @@
-"""The Python door to a comparison: several methods and seeds on a model and tensors of one's own."""
+"""Tests of offbeat.compare."""
 
 from __future__ import annotations
 
@@ -63,20 +63,20 @@ def same(a: offbeat.Simulation, b: offbeat.Simulation) -> bool:
 # ---------------------------------------------------------------- what comes out
 
 
-def test_each_run_is_the_simulation_alone(made):
+def test_each_run_equals_the_single_simulation(made):
     assert list(made) == ["fedavg", "small", "mine"]
     for label, strategy in METHODS.items():
         for seed in (0, 1):
             assert same(made[label][seed], offbeat.simulate(net, strategy=strategy, seed=seed, **WORLD))
 
 
-def test_a_seed_is_the_same_start_for_all_methods_and_other_ones_differ(made):
+def test_a_seed_gives_all_methods_the_same_initial_weights(made):
     starts = {(name, seed): run.given.module[0].weight for name in made for seed, run in made[name].items()}
     assert starts["fedavg", 0].equal(starts["mine", 0])
     assert not starts["fedavg", 0].equal(starts["fedavg", 1])
 
 
-def test_a_module_is_the_same_start_for_all_seeds():
+def test_a_module_gives_all_seeds_the_same_initial_weights():
     module = net()
     done = compare(model=module, strategies=["fedavg"], until="20s")
     assert all(run.given.module is module for run in done["fedavg"].values())
@@ -100,7 +100,7 @@ def test_the_table_is_plain_values_for_methods_and_for_seeds(made):
     json.dumps([over, each], allow_nan=False)
 
 
-def test_figures_and_pages_are_written_where_one_says(made, tmp_path):
+def test_figures_and_pages_are_written_to_the_given_path(made, tmp_path):
     assert made.plot(tmp_path / "figure.pdf").read_bytes().startswith(b"%PDF")
     assert made.plot(tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
     page = made.page(tmp_path / "page.html").read_text()
@@ -109,7 +109,7 @@ def test_figures_and_pages_are_written_where_one_says(made, tmp_path):
     assert (made.folder / "report.html").is_file()
 
 
-def test_without_a_folder_it_is_the_same_and_leaves_nothing(made):
+def test_a_temporary_folder_gives_the_same_results_and_is_removed(made):
     loose = compare(strategies=["fedavg"], jobs=1)
     folder = loose.folder
     assert same(loose["fedavg"][1], made["fedavg"][1])
@@ -117,7 +117,7 @@ def test_without_a_folder_it_is_the_same_and_leaves_nothing(made):
     assert not folder.exists()
 
 
-def test_what_was_not_given_a_folder_is_saved_and_gone_on_with(tmp_path):
+def test_a_comparison_in_a_temporary_folder_can_be_saved_and_resumed(tmp_path):
     loose = compare(strategies=["fedavg"], seeds=1, until="20s")
     loose.save(tmp_path / "kept")
     assert same(compare(strategies=["fedavg"], seeds=1, until="20s", out=tmp_path / "kept")["fedavg"][0],
@@ -127,7 +127,7 @@ def test_what_was_not_given_a_folder_is_saved_and_gone_on_with(tmp_path):
 
 
 @pytest.mark.parametrize("worker", ["processes:2", "batched:1"])
-def test_who_trains_changes_nothing(made, worker):
+def test_the_worker_does_not_change_results(made, worker):
     other = compare(strategies=["fedavg"], worker=worker, jobs=1)
     for seed in (0, 1):
         a, b = made["fedavg"][seed], other["fedavg"][seed]
@@ -135,7 +135,7 @@ def test_who_trains_changes_nothing(made, worker):
         assert b.summary.worker.startswith(worker.split(":")[0])
 
 
-def test_side_by_side_on_one_device_they_agree(made, monkeypatch):
+def test_runs_side_by_side_on_one_device_agree(made, monkeypatch):
     """As with the worker cuda; here the device is the CPU."""
 
     def together(one: Any, jobs: Any, watch: Any, worker: Any, memory: Any) -> bool:
@@ -149,14 +149,16 @@ def test_side_by_side_on_one_device_they_agree(made, monkeypatch):
             torch.testing.assert_close(a.model, b.model, rtol=1e-3, atol=1e-5)
 
 
-def test_where_no_fork_can_train_they_go_one_after_the_other_which_is_said(made, monkeypatch, caplog):
+def test_if_forks_cannot_train_runs_are_sequential_with_a_warning(made, monkeypatch, caplog):
     monkeypatch.setattr("offbeat.workers.process_pool.explain_fork_failure", lambda: "autograd has threads")
     done = compare(strategies=["fedavg"], jobs=2)
     assert all(same(done["fedavg"][seed], made["fedavg"][seed]) for seed in (0, 1))
-    assert caplog.messages == ["forks cannot train here (autograd has threads): runs go one after the other"]
+    assert caplog.messages == [
+        "forked processes cannot train here (autograd has threads): executing runs one after the other"
+    ]
 
 
-def test_elsewhere_than_on_linux_they_go_one_after_the_other(made, monkeypatch):
+def test_runs_are_sequential_on_other_systems_than_linux(made, monkeypatch):
     monkeypatch.setattr("sys.platform", "darwin")
     monkeypatch.setattr(
         "offbeat.experiment.run.parallel_runs.execute_in_parallel", lambda *_: pytest.fail("there was a fork")
@@ -164,14 +166,14 @@ def test_elsewhere_than_on_linux_they_go_one_after_the_other(made, monkeypatch):
     assert same(compare(strategies=["fedavg"], jobs=2)["fedavg"][1], made["fedavg"][1])
 
 
-def test_labels_of_a_list_are_names_and_where_these_are_the_same_settings():
+def test_methods_in_a_list_are_labelled_by_name_and_settings():
     several = ["fedavg", offbeat.FedBuff(k=2), offbeat.FedBuff(k=3), Halves()]
     done = compare(strategies=several, seeds=[4], until="10s")
     assert list(done) == ["fedavg", "fedbuff(k=2)", "fedbuff(k=3)", "Halves"]
     assert done.seeds == [4]
 
 
-def test_progress_is_the_share_of_each_run():
+def test_progress_reports_the_share_of_each_run():
     seen: list[Any] = []
     compare(strategies=["fedavg"], progress=seen.append, jobs=1)
     assert set(seen[-1]) == {("fedavg", 0), ("fedavg", 1)}
@@ -189,7 +191,7 @@ def test_the_same_call_again_repeats_no_run(made):
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
-def test_stopped_in_the_middle_the_same_call_finishes_it(made, tmp_path, jobs):
+def test_the_same_call_completes_an_interrupted_comparison(made, tmp_path, jobs):
     stopped: list[bool] = []
 
     def stop(shares: Any) -> None:
@@ -197,7 +199,7 @@ def test_stopped_in_the_middle_the_same_call_finishes_it(made, tmp_path, jobs):
             stopped.append(True)
             os.kill(os.getpid(), signal.SIGINT)
 
-    with pytest.raises(KeyboardInterrupt, match="the same call goes on with it"):
+    with pytest.raises(KeyboardInterrupt, match="the same call resumes it"):
         compare(out=tmp_path / "study", progress=stop, jobs=jobs, worker="inline")
     done = compare(out=tmp_path / "study", jobs=jobs)
     for name in METHODS:
@@ -205,7 +207,7 @@ def test_stopped_in_the_middle_the_same_call_finishes_it(made, tmp_path, jobs):
             assert same(done[name][seed], made[name][seed])
 
 
-def test_a_call_that_was_stopped_while_it_made_the_folders_is_made_again(made, tmp_path):
+def test_the_same_call_completes_an_interrupted_creation(made, tmp_path):
     compare(out=tmp_path / "study", until="10s")
     (tmp_path / "study" / "compare.json").unlink()
     with pytest.raises(RunError, match="another call: until was 10s, is 20s now"):
@@ -214,7 +216,7 @@ def test_a_call_that_was_stopped_while_it_made_the_folders_is_made_again(made, t
     assert len(compare(out=tmp_path / "study", until="10s")["fedavg"]) == 2
 
 
-def test_a_call_that_was_stopped_while_it_drew_the_page_draws_it(tmp_path):
+def test_the_same_call_writes_a_missing_page(tmp_path):
     compare(out=tmp_path / "study", until="10s", seeds=1)
     (tmp_path / "study" / "report.html").unlink()
     compare(out=tmp_path / "study", until="10s", seeds=1)
@@ -229,11 +231,11 @@ def test_a_call_that_was_stopped_while_it_drew_the_page_draws_it(tmp_path):
         ({"strategies": {**METHODS, "small": offbeat.FedBuff(k=3)}}, "strategy.k was 2, is 3 now"),
         ({"strategies": {**METHODS, "mine": Halves(alpha=0.4)}}, "strategy.alpha was 0.5, is 0.4 now"),
         ({"until": "300s"}, "until was 200s, is 300s now"),
-        ({"model": net(0)}, "its initial weights are others"),
+        ({"model": net(0)}, "its initial weights are different"),
         ({"test": pair(8)}, "the data of test changed"),
     ],
 )
-def test_another_call_is_refused_and_what_differs_is_named(made, given, told):
+def test_a_different_call_is_rejected_with_the_difference(made, given, told):
     with pytest.raises(RunError) as refused:
         compare(out=made.folder, **given)
     assert "was made by another call: " in str(refused.value)
@@ -241,11 +243,11 @@ def test_another_call_is_refused_and_what_differs_is_named(made, given, told):
     assert "\n" not in str(refused.value)
 
 
-def test_the_command_line_shows_it_but_cannot_finish_it(made, tmp_path):
+def test_the_command_line_shows_but_cannot_resume_it(made, tmp_path):
     made.save(tmp_path / "study")
     (tmp_path / "study" / "mine-seed1" / "model.safetensors").unlink()
     done = CliRunner().invoke(app, ["compare", "--resume", str(tmp_path / "study")])
-    assert "is of a script, which has its model and data: go on with '" in str(done.exception or done.output)
+    assert "was created by a script, which has its model and data: run '" in str(done.exception or done.output)
 
 
 # ---------------------------------------------------------------- one line each
@@ -254,17 +256,17 @@ def test_the_command_line_shows_it_but_cannot_finish_it(made, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"strategies": "fedavg"}, "strategies = 'fedavg': give a list of them"),
+        ({"strategies": "fedavg"}, "strategies = 'fedavg': pass a list of strategies"),
         ({"strategies": []}, "a comparison needs at least one strategy"),
         ({"strategies": ["fedavg", "fedbuf"]}, "unknown strategy 'fedbuf': did you mean 'fedbuff'?"),
         ({"strategies": [offbeat.FedBuff]}, "is not a strategy: write FedBuff()"),
-        ({"strategies": ["fedavg", "fedavg"]}, "strategies: fedavg is there twice: a mapping says what to call each"),
-        ({"strategies": {"a/b": "fedavg"}}, "strategies: 'a/b' is no label"),
-        ({"strategies": {"": "fedavg"}}, "strategies: '' is no label"),
-        ({"strategies": {3: "fedavg"}}, "strategies: 3 is no label"),
+        ({"strategies": ["fedavg", "fedavg"]}, "strategies: fedavg occurs twice: pass a dict"),
+        ({"strategies": {"a/b": "fedavg"}}, "strategies: 'a/b' is no valid label"),
+        ({"strategies": {"": "fedavg"}}, "strategies: '' is no valid label"),
+        ({"strategies": {3: "fedavg"}}, "strategies: 3 is no valid label"),
         ({"seeds": 0}, "seeds = 0: must be 1 or more"),
         ({"seeds": []}, "a comparison needs at least one seed"),
-        ({"seeds": [1, 1]}, "seeds = [1, 1]: one is there twice"),
+        ({"seeds": [1, 1]}, "seeds = [1, 1]: a seed occurs twice"),
         ({"seeds": "3"}, "seeds = '3': give a whole number, 1 or more"),
         ({"reference": "fedprox"}, "unknown method of this comparison 'fedprox'"),
         ({"jobs": 0}, "jobs = 0: must be 1 or more"),
@@ -273,7 +275,7 @@ def test_the_command_line_shows_it_but_cannot_finish_it(made, tmp_path):
         ({"training": {"lr": 0.1}}, "write Training(lr=0.1)"),
     ],
 )
-def test_what_cannot_be_meant_gets_one_line(given, message, tmp_path):
+def test_an_invalid_argument_is_one_line(given, message, tmp_path):
     with pytest.raises(OffbeatError) as told:
         compare(out=tmp_path / "study", **given)
     assert message in str(told.value)
@@ -281,13 +283,13 @@ def test_what_cannot_be_meant_gets_one_line(given, message, tmp_path):
     assert not (tmp_path / "study").exists()
 
 
-def test_a_method_that_is_not_there_is_refused(made):
+def test_an_unknown_method_is_rejected(made):
     with pytest.raises(ConfigError, match="unknown method of this comparison 'smal': did you mean 'small'"):
         made["smal"]
 
 
 @pytest.mark.parametrize("reason", [None, "autograd has threads"], ids=["in forks", "one after the other"])
-def test_a_run_that_fails_leaves_the_others_and_says_which_it_was(tmp_path, monkeypatch, caplog, reason):
+def test_a_failing_run_is_named_and_does_not_stop_the_others(tmp_path, monkeypatch, caplog, reason):
     class Broken(FedAsync):
         def on_event(self, state: Any, event: Any) -> Any:
             if event.now > 50:
@@ -301,7 +303,7 @@ def test_a_run_that_fails_leaves_the_others_and_says_which_it_was(tmp_path, monk
     assert "broken-seed0" in caplog.messages[-1]
 
 
-def test_a_run_that_failed_is_let_go_of_before_the_next_begins(monkeypatch):
+def test_a_failed_run_is_freed_before_the_next_starts(monkeypatch):
     """What its error remembers would keep a model, data and memory alive until the last run has ended."""
     models: list[weakref.ref[Any]] = []
     kept: list[int] = []
@@ -321,7 +323,7 @@ def test_a_run_that_failed_is_let_go_of_before_the_next_begins(monkeypatch):
     assert kept == [0, 0, 0]
 
 
-def test_who_looks_on_and_fails_ends_it_though_no_run_did(monkeypatch):
+def test_an_error_of_the_progress_function_stops_the_comparison(monkeypatch):
     looks: list[Any] = []
 
     def look(*seen: Any) -> None:
@@ -362,7 +364,7 @@ print(table["mine"][1].trace.digest())
 """
 
 
-def test_a_plain_script_compares_is_killed_and_goes_on(tmp_path):
+def test_a_killed_script_resumes_its_comparison(tmp_path):
     """There is no `if __name__ == "__main__"` in it, and it runs once: nothing imports it again."""
     (tmp_path / "study.py").write_text(SCRIPT)
 
@@ -380,7 +382,11 @@ def test_a_plain_script_compares_is_killed_and_goes_on(tmp_path):
     assert again.stdout == done.stdout
     (tmp_path / "other").mkdir()
     whole = subprocess.run(
-        [sys.executable, "../study.py"], cwd=tmp_path / "other", capture_output=True, text=True, timeout=MAX_WAIT_SECONDS
+        [sys.executable, "../study.py"],
+        cwd=tmp_path / "other",
+        capture_output=True,
+        text=True,
+        timeout=MAX_WAIT_SECONDS,
     )
     assert whole.stdout == done.stdout
     assert Path(tmp_path, "study", "mine-seed1", "command.txt").read_text().endswith(" study.py killed\n")

@@ -1,4 +1,4 @@
-"""The data set of an experiment: a name, or a name with settings, in Python, in files and on the command line."""
+"""Tests of the data setting: by name, with settings, in Python, in files and on the command line."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_a_name_stands_for_the_data_set_with_its_defaults():
     assert Experiment().data == Digits()
 
 
-def test_old_files_and_changes_by_name_still_read():
+def test_data_sets_can_be_given_by_name():
     assert experiment_files.parse_experiment("data: mnist").data == Mnist()
     assert experiment_files.with_changes(Experiment(), ["data=mnist"]).data == Mnist()
     assert experiment_files.with_changes(Experiment(), ["data=synthetic", "data.alpha=0.5"]).data == Synthetic(
@@ -59,7 +59,7 @@ def test_every_data_set_reads_back_from_a_file_as_itself(name, tmp_path):
         ("data={name: fitrec, target: pulse}", "data.target: unknown value 'pulse'"),
     ],
 )
-def test_a_mistake_says_where_it_is(change, message):
+def test_an_error_names_the_setting(change, message):
     with pytest.raises(ConfigError, match=message):
         experiment_files.with_changes(Experiment(), [change])
 
@@ -75,17 +75,17 @@ def test_natural_owners_are_the_clients():
     engine.run()
 
 
-def test_a_data_set_made_in_python_is_taken_where_a_name_is():
+def test_a_dataset_object_is_accepted_in_place_of_a_name():
     data = Synthetic(users=3).load()
     experiment = replace(WORLD, data=data, clients=3, partition=Natural())
     assert dict(build.setup(experiment).world.clients) == {k: len(x) for k, (x, _) in enumerate(data.by_owner())}
-    with pytest.raises(ConfigError, match="holds what a file cannot"):
+    with pytest.raises(ConfigError, match="contains objects that a file cannot"):
         experiment_files.write_experiment(Path("never.yaml"), experiment)
     with pytest.raises(DataError, match="has no natural owners"):
         Digits().load().by_owner()
 
 
-def test_several_real_targets_get_as_many_outputs(tmp_path, monkeypatch):
+def test_models_get_one_output_per_regression_target(tmp_path, monkeypatch):
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
     rng = np.random.default_rng(0)
     for name in ("north", "south"):
@@ -95,7 +95,7 @@ def test_several_real_targets_get_as_many_outputs(tmp_path, monkeypatch):
     assert made.evaluator(made.world.model)["mae"] > 0
 
 
-def test_images_stay_bytes_until_a_model_sees_them(tmp_path, monkeypatch):
+def test_images_stay_bytes_until_the_forward_pass(tmp_path, monkeypatch):
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
     home = tmp_path / "tiny-imagenet" / "tiny-imagenet-200"
     (home / "val/images").mkdir(parents=True)

@@ -1,4 +1,4 @@
-"""Whatever a file or a --set says: an experiment, or one line that says what is wrong."""
+"""Property tests: any file and any change is an experiment or one line with the error."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ lines = st.tuples(st.sampled_from(fields), values).map(lambda pair: f"{pair[0]}:
 
 @given(st.lists(lines, max_size=4).map("".join) | st.text(max_size=60))
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_any_file_is_an_experiment_or_one_line(text):
+def test_any_file_is_an_experiment_or_a_config_error(text):
     with suppress(ConfigError):
         assert isinstance(experiment_files.parse_experiment(text, "given.yaml"), Experiment)
 
@@ -50,7 +50,7 @@ def test_any_file_is_an_experiment_or_one_line(text):
 @given(st.lists(st.tuples(keys, values).map("=".join), max_size=3))
 @example(["faults=[{name: crash}]", "faults.0=1"])
 @settings(max_examples=300, deadline=None, derandomize=True)
-def test_any_change_is_made_or_refused(changes):
+def test_any_change_is_applied_or_a_config_error(changes):
     with suppress(OffbeatError):
         assert isinstance(experiment_files.with_changes(Experiment(), changes), Experiment)
 
@@ -58,24 +58,27 @@ def test_any_change_is_made_or_refused(changes):
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ("clients: 2\nname: !!timestamp x\n", "given.yaml line 2: not YAML ('x' cannot be read as timestamp)"),
-        ("clients: !!bool x\n", "given.yaml line 1: not YAML ('x' cannot be read as bool)"),
-        ("faults: &a [*a]\n", "given.yaml line 1: not YAML (*a stands for another value: write it out)"),
-        ("clients: " + "9" * 5000, f"given.yaml line 1: not YAML ('{'9' * 37}...' cannot be read as int)"),
-        ("name: " + "[" * 5000, "given.yaml: not YAML (brackets in brackets, too deep to read)"),
+        ("clients: 2\nname: !!timestamp x\n", "given.yaml line 2: invalid YAML ('x' cannot be read as timestamp)"),
+        ("clients: !!bool x\n", "given.yaml line 1: invalid YAML ('x' cannot be read as bool)"),
+        (
+            "faults: &a [*a]\n",
+            "given.yaml line 1: invalid YAML (aliases such as *a are not allowed: write the value out)",
+        ),
+        ("clients: " + "9" * 5000, f"given.yaml line 1: invalid YAML ('{'9' * 37}...' cannot be read as int)"),
+        ("name: " + "[" * 5000, "given.yaml: invalid YAML (brackets are nested too deeply)"),
         ("clients: '" + "9" * 4000 + "'", "given.yaml: clients = '" + "9" * 56 + "...: expected a whole number"),
     ],
 )
-def test_what_is_wrong_with_a_file_is_said_with_its_line(text, told):
+def test_yaml_errors_name_the_line(text, told):
     with pytest.raises(ConfigError) as error:
         experiment_files.parse_experiment(text, "given.yaml")
     assert str(error.value) == told
 
 
-def test_a_nest_of_aliases_costs_no_more_than_its_text():
+def test_nested_aliases_are_rejected_quickly():
     """Ten to the fifteenth values in 15 lines: refused at the first alias, before anything is made of it."""
     nest = "name: &a0 [x, x]\n" + "".join(f"k{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 16))
     began = time.process_time()
-    with pytest.raises(ConfigError, match="line 2: not YAML"):
+    with pytest.raises(ConfigError, match="line 2: invalid YAML"):
         experiment_files.parse_experiment(nest)
     assert time.process_time() - began < 1.0

@@ -1,4 +1,4 @@
-"""A run, and every run of a comparison, happens in the world its folder was made for, or not at all."""
+"""Tests of the checksums that protect runs against changed inputs."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def stop(status) -> bool:
     return status.updates >= 3
 
 
-def test_a_trace_that_changed_is_noticed_and_nothing_is_touched():
+def test_a_changed_recording_is_rejected_without_changing_the_folder():
     record(1, 2, 3, 4)
     run, whole = runs.create_run(Path("x"), traced()), runs.create_run(Path("y"), traced())
     runs.execute_run(whole)
@@ -74,7 +74,7 @@ def test_a_trace_that_changed_is_noticed_and_nothing_is_touched():
     before = {path: path.read_bytes() for path in Path("x").rglob("*") if path.is_file()}
     record(1, 2, 3, 5)
     for _ in range(2):  # asking again does not help
-        with pytest.raises(RunError, match=r"^x: the recording speeds.csv changed since the run was made: put back"):
+        with pytest.raises(RunError, match=r"^x: the recording speeds.csv changed since the run was made: restore"):
             runs.execute_run(run)
     assert {path: path.read_bytes() for path in Path("x").rglob("*") if path.is_file()} == before
     record(1, 2, 3, 4)
@@ -82,7 +82,7 @@ def test_a_trace_that_changed_is_noticed_and_nothing_is_touched():
     assert run.digest() == whole.digest()
 
 
-def test_every_kind_of_trace_is_one():
+def test_recordings_of_all_kinds_are_hashed():
     record(1, 2, 3, 4)
     Path("links.csv").write_text("client,t,mbps\n" + "".join(f"{client},0,8\n" for client in range(4)))
     Path("shifts.csv").write_text("client,t,available\n" + "".join(f"{client},0,1\n" for client in range(4)))
@@ -98,7 +98,7 @@ def test_every_kind_of_trace_is_one():
     assert found.differences(identity.compute_identity(experiment)) == ["the recording shifts.csv"]
 
 
-def test_a_run_that_has_not_begun_is_held_to_it_as_well():
+def test_a_changed_recording_is_rejected_before_the_first_start():
     record(1, 2, 3, 4)
     run = runs.create_run(Path("x"), traced())
     record(4, 3, 2, 1)
@@ -107,7 +107,7 @@ def test_a_run_that_has_not_begun_is_held_to_it_as_well():
     assert not run.trace_file.exists()
 
 
-def test_runs_of_one_comparison_are_of_one_world(request):
+def test_all_runs_of_a_comparison_need_the_same_inputs(request):
     """One is done, the other not begun: it is not run in another world, and the comparison can still be finished."""
     record(1, 2, 3, 4)
     comparison = compare.create_comparison(
@@ -125,18 +125,18 @@ def test_runs_of_one_comparison_are_of_one_world(request):
 
 
 @pytest.mark.parametrize("changed", [{"last": 0}, {"x": 1.01}])
-def test_data_that_was_swapped_is_noticed(changed):
+def test_changed_data_is_rejected(changed):
     save()
     run = runs.create_run(Path("x"), plugged())
     save(**changed)
-    with pytest.raises(RunError, match=r"^x: the data, or who holds what of it, changed"):
+    with pytest.raises(RunError, match=r"^x: the data, or its partition, changed"):
         runs.execute_run(run)
     save()
     runs.execute_run(run)
     assert run.complete
 
 
-def test_a_last_bit_is_no_other_world():
+def test_a_difference_in_the_last_bit_is_accepted():
     """A mean over many values, summed in another order on another machine."""
     save()
     run = runs.create_run(Path("x"), plugged())
@@ -145,7 +145,7 @@ def test_a_last_bit_is_no_other_world():
     assert run.complete
 
 
-def test_a_run_from_before_is_not_asked_and_a_damaged_file_is_one_line():
+def test_a_damaged_or_missing_identity_is_rejected():
     record(1, 2, 3, 4)
     run = runs.create_run(Path("x"), traced())
     kept = run.world_file.read_text()
@@ -160,11 +160,11 @@ def test_a_run_from_before_is_not_asked_and_a_damaged_file_is_one_line():
         with pytest.raises(RunError, match=r"x/world.json is damaged"):
             runs.execute_run(run)
     run.world_file.unlink()
-    runs.execute_run(run)
-    assert run.complete
+    with pytest.raises(RunError, match=r"x/world.json is missing"):
+        runs.execute_run(run)
 
 
-def test_without_its_trace_no_folder_is_made():
+def test_a_missing_recording_creates_no_folder():
     with pytest.raises(DataError, match=r"cannot read the recording speeds.csv: No such file"):
         runs.create_run(Path("x"), traced())
     assert not Path("x").exists()

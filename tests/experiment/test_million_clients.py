@@ -53,7 +53,7 @@ def held_by(make: object) -> float:
 @pytest.mark.parametrize(
     "changes", [{}, {"split": Split(train=0.6, validation=0.2)}, {"streaming": Growing(per="second")}]
 )
-def test_what_is_built_holds_a_few_bytes_a_client(changes: dict[str, object]) -> None:
+def test_a_built_experiment_needs_few_bytes_per_client(changes: dict[str, object]) -> None:
     experiment = replace(MANY, **changes)  # type: ignore[arg-type]
     build.setup(FEW)  # what is loaded and imported once is nobody's
     # counts of 4 bytes: of what a client draws, of what it trains on, of its test part, of what it has at the start;
@@ -61,7 +61,7 @@ def test_what_is_built_holds_a_few_bytes_a_client(changes: dict[str, object]) ->
     assert held_by(lambda: build.setup(experiment)) < 40
 
 
-def test_a_run_holds_what_its_strategy_does_for_idle_clients() -> None:
+def test_a_run_needs_few_bytes_per_idle_client() -> None:
     build.build_engine(build.setup(FEW), FEW).run()
 
     def begun() -> object:
@@ -73,7 +73,7 @@ def test_a_run_holds_what_its_strategy_does_for_idle_clients() -> None:
     assert held_by(begun) < 250
 
 
-def test_the_survey_asks_some_evenly_spaced() -> None:
+def test_the_survey_samples_evenly_spaced_clients() -> None:
     made = build.setup(MANY)
     engine = build.build_engine(made, MANY)
     outcome = engine.run()
@@ -87,13 +87,13 @@ def test_the_survey_asks_some_evenly_spaced() -> None:
     assert 0.99 < summary.idle_share < 1
 
 
-def test_fewer_clients_than_the_survey_may_ask_are_all_asked() -> None:
+def test_the_survey_includes_all_clients_up_to_its_limit() -> None:
     made = build.setup(replace(FEW, survey=Survey()))
     assert made.surveyor is not None
     assert made.surveyor.clients == list(range(60))
 
 
-def test_the_mean_over_clients_is_over_those_asked() -> None:
+def test_the_mean_over_clients_uses_the_sampled_ones() -> None:
     experiment = replace(MANY, split=Split(train=0.6, validation=0.2), evaluate="clients")
     made = build.setup(experiment)
     assert made.client_tests is not None
@@ -102,12 +102,12 @@ def test_the_mean_over_clients_is_over_those_asked() -> None:
     assert asked == list(range(0, CLIENTS, CLIENTS // 20))
 
 
-def test_a_guessed_grid_does_not_take_a_million_for_being_at_work_at_once() -> None:
+def test_the_default_interval_limits_assumed_concurrency() -> None:
     # 20 updates of 55 s or so, 1000 clients at once, 50 points: 22 ms, not 1.1
     assert 0.015 < build.setup(MANY).evaluate_every < 0.03
 
 
-def test_the_picture_shows_some_of_them_under_their_numbers() -> None:
+def test_class_counts_are_of_sampled_clients() -> None:
     held = data_assignment.count_classes(MANY)
     assert held.clients == list(range(0, CLIENTS, CLIENTS // data_assignment.MAX_SHOWN_CLIENTS))
     assert held.counts.shape == (data_assignment.MAX_SHOWN_CLIENTS, 10)
@@ -115,7 +115,7 @@ def test_the_picture_shows_some_of_them_under_their_numbers() -> None:
     assert held.counts.sum(1).tolist() == [counts[client] for client in held.clients]
 
 
-def test_who_draws_what_is_part_of_the_world_a_run_was_made_for() -> None:
+def test_computed_partitions_are_part_of_the_identity() -> None:
     known = identity.compute_identity(MANY)
     assert known == identity.compute_identity(MANY)
     others = [replace(MANY, clients=CLIENTS + 1), replace(MANY, seed=1), replace(MANY, partition=Draws(size=(10, 30)))]
@@ -123,21 +123,21 @@ def test_who_draws_what_is_part_of_the_world_a_run_was_made_for() -> None:
 
 
 @pytest.mark.parametrize("strategy", ["fedasync", "fedavg", "fedpac", "fedpsa", "local"])
-def test_clients_that_draw_are_trained_as_any_others(strategy: str) -> None:
+def test_clients_of_a_computed_partition_are_trained_equally(strategy: str) -> None:
     experiment = replace(FEW, model=Mlp(hidden=(8,)), strategy=REGISTRY[strategy](), until=Until(updates=5))
     outcome = build.build_engine(build.setup(experiment), experiment).run()
     assert outcome.updates > 0
     assert torch.isfinite(outcome.model).all()
 
 
-def test_pooled_data_is_everything_that_was_drawn() -> None:
+def test_pooled_methods_get_all_drawn_examples() -> None:
     experiment = replace(FEW, strategy=REGISTRY["global"]())
     made = build.setup(experiment)
     drawn = data_assignment.training_rows(experiment, load(experiment.data))
     assert made.world.clients == {0: sum(len(rows) for rows in drawn)}
 
 
-def test_a_run_that_is_stopped_goes_on_to_the_same_bits(tmp_path) -> None:
+def test_a_resumed_run_gives_identical_bits(tmp_path) -> None:
     experiment = replace(MANY, clients=2_000)
     whole, stopped = (runs.create_run(tmp_path / name, experiment) for name in ("whole", "stopped"))
     runs.execute_run(whole)
@@ -150,7 +150,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bits(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("method", ["fedbuff", "fedasync"])
-def test_the_preset_of_a_million_is_one_of_a_few_thousand_but_for_a_number(method: str) -> None:
+def test_the_preset_of_a_million_clients_scales_down(method: str) -> None:
     preset = presets.load("scale-1m")
     assert preset.experiment.clients == 1_000_000
     experiment = replace(preset.with_strategy(method), clients=3_000, until=Until(updates=1_500))
@@ -162,7 +162,7 @@ def test_the_preset_of_a_million_is_one_of_a_few_thousand_but_for_a_number(metho
     assert engine.run().updates == 1_500
 
 
-def test_a_file_says_it_in_a_line(tmp_path) -> None:
+def test_a_million_clients_are_one_line_in_a_file(tmp_path) -> None:
     experiment_files.write_experiment(tmp_path / "many.yaml", MANY)
     assert experiment_files.read_experiment(tmp_path / "many.yaml") == MANY
     (tmp_path / "mine.yaml").write_text("clients: 1000000\npartition: {name: draws, size: [5, 9], alpha: 0.1}\n")

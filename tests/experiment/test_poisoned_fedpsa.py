@@ -27,7 +27,7 @@ def poisoned(factor: float) -> Simulation:
     return simulate(net, clients, FedPSA(buffer=3, queue=6), faults=Scaled(share=0.2, factor=factor), until="600s")
 
 
-def test_what_is_too_large_to_compute_with_is_refused_and_the_honest_train_on():
+def test_huge_uploads_are_refused_and_honest_clients_continue():
     done = poisoned(1e15)
     assert list(done.summary.refused) == ["numbers too large to compute with: a norm over 7e+12"]
     assert done.summary.updates > 4 * sum(done.summary.refused.values())
@@ -36,7 +36,7 @@ def test_what_is_too_large_to_compute_with_is_refused_and_the_honest_train_on():
 
 
 @pytest.mark.parametrize("factor", [1e4, 1e6, 1e9])
-def test_no_honest_sketch_is_refused_and_a_run_that_poison_ended_says_so(factor):
+def test_honest_sketches_are_accepted_and_divergence_is_reported(factor):
     # the model is poisoned within the bound, so that training itself overflows: that the run says, instead of going on
     # without a word
     done = poisoned(factor)

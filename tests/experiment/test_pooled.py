@@ -1,4 +1,4 @@
-"""The runs of a comparison side by side with one device's worker. Here the device is a CPU; bench/gpu.py has a GPU."""
+"""Tests of runs side by side on one device, here a CPU; bench/gpu.py uses a GPU."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def agree(one: Comparison, other: Comparison) -> None:
                 torch.testing.assert_close(first[key], second[key], rtol=1e-3, atol=1e-5)
 
 
-def test_each_run_agrees_with_itself_alone_and_again_bit_for_bit(
+def test_pooled_runs_agree_with_single_runs_and_are_reproducible(
     experiments: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -68,7 +68,7 @@ def test_each_run_agrees_with_itself_alone_and_again_bit_for_bit(
     assert any(0 < share < 1 for shares in seen for share in shares)
 
 
-def test_a_run_that_got_to_its_target_is_told_as_done_while_others_go_on(
+def test_a_run_that_reached_its_target_is_reported_as_finished(
     experiments: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -81,7 +81,7 @@ def test_a_run_that_got_to_its_target_is_told_as_done_while_others_go_on(
     assert any(early == 1.0 and late < 1.0 for early, late in seen)
 
 
-def test_stopped_in_the_middle_they_are_finished_by_starting_again(
+def test_interrupted_pooled_runs_are_completed_by_starting_again(
     experiments: dict[str, Any], tmp_path: Path, monkeypatch: Any
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -106,9 +106,7 @@ def test_stopped_in_the_middle_they_are_finished_by_starting_again(
     agree(whole, made)
 
 
-def test_a_run_that_fails_leaves_the_others_going(
-    experiments: dict[str, Any], tmp_path: Path, monkeypatch: Any
-) -> None:
+def test_a_failing_run_does_not_stop_the_others(experiments: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
     monkeypatch.chdir(tmp_path)
     few = {name: experiments[name] for name in ("fedavg", "fedbuff")}
     made = comparing.create_comparison(Path("x"), few, [0])

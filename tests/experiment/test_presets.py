@@ -1,4 +1,4 @@
-"""Named experiments are values that can be built and varied."""
+"""Tests of presets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from offbeat.presets import Preset
 
 
 @pytest.mark.parametrize("name", presets.names())
-def test_a_preset_says_what_it_is_and_names_known_methods(name):
+def test_a_preset_has_a_summary_and_known_methods(name):
     preset = presets.load(name)
     assert preset.summary
     assert preset.seeds >= 1
@@ -21,14 +21,14 @@ def test_a_preset_says_what_it_is_and_names_known_methods(name):
         assert method.startswith(next(name for name, cls in REGISTRY.items() if cls is type(strategy)))
 
 
-def test_the_preset_of_the_newcomer_has_a_ten_fold_spread_and_compares_with_fedavg_first():
+def test_quickstart_compares_fedavg_first_with_tenfold_delays():
     preset = presets.load("quickstart")
     assert preset.experiment.delays.high == 10 * preset.experiment.delays.low
     assert next(iter(preset.methods)) == "fedavg"
     assert preset.experiment.target is not None
 
 
-def test_a_method_comes_with_the_settings_of_the_preset_or_its_defaults():
+def test_methods_have_the_settings_of_the_preset_or_defaults():
     own = REGISTRY["fedbuff"](k=7)
     preset = Preset("a test", Experiment(clients=3), {"fedbuff": own})
     assert preset.with_strategy("fedbuff") == Experiment(clients=3, strategy=own)
@@ -37,6 +37,6 @@ def test_a_method_comes_with_the_settings_of_the_preset_or_its_defaults():
         preset.with_strategy("fedbuf")
 
 
-def test_an_unknown_preset_gets_the_nearest():
+def test_an_unknown_preset_suggests_the_nearest():
     with pytest.raises(ConfigError, match="unknown preset 'quikstart': did you mean 'quickstart'"):
         presets.load("quikstart")

@@ -1,4 +1,4 @@
-"""docs/how-to/python.md: what it shows runs, in its order and in one folder, and prints what it says."""
+"""Tests of docs/how-to/python.md: its code runs in order and prints what it shows."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def shape(text: str) -> list[str]:
 
 
 @pytest.mark.slow
-def test_what_it_shows_runs(tmp_path, monkeypatch, capsys):
+def test_the_code_blocks_run_and_print_what_the_page_shows(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names: dict[str, object] = {"__name__": "__main__"}
     printed = ""
@@ -46,7 +46,7 @@ def test_what_it_shows_runs(tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.slow
-def test_its_first_block_is_a_whole_script(tmp_path):
+def test_the_first_block_is_a_complete_script(tmp_path):
     code, shown = BLOCKS[0][1], BLOCKS[1][1]
     assert code.startswith("# study.py\n")
     (tmp_path / "study.py").write_text(code)
@@ -57,5 +57,5 @@ def test_its_first_block_is_a_whole_script(tmp_path):
         assert shape(done.stdout) == shape(shown)
 
 
-def test_lines_are_short_enough_to_read_as_a_script():
+def test_lines_of_code_are_short():
     assert len([line for line in BLOCKS[0][1].splitlines() if line.strip()]) < 30

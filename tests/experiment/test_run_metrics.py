@@ -1,4 +1,4 @@
-"""Numbers off a trace that was written by hand, so that each can be worked out on paper."""
+"""Tests of summaries of a handwritten trace, with values worked out by hand."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def trace() -> Trace:
     return trace
 
 
-def test_a_summary_is_what_the_rows_amount_to(trace):
+def test_a_summary_follows_from_the_rows(trace):
     s = trace_summary.summarize(trace.db, clients=2, target=Target("acc", 0.6))
     assert (s.ended, s.seconds, s.clients) == ("seconds", 10.0, 2)
     assert (s.updates, s.versions, s.rejected, s.lost, s.late) == (1, 2, 1, 0, 0)  # two arrived, one of them rejected
@@ -69,7 +69,7 @@ def test_a_summary_is_strict_json(trace):
     assert told["time_to_target"] is None  # none was asked for
 
 
-def test_spans_are_who_trained_when(trace):
+def test_spans_show_when_clients_trained(trace):
     assert trace_summary.job_spans(trace.db, end=10.0) == [
         JobSpan(0, 0.0, 4.0, "arrive"),
         JobSpan(1, 0.0, 6.0, "refuse"),
@@ -88,7 +88,7 @@ def test_curves_are_on_the_evaluation_grid(trace):
     assert trace_summary.time_to_target(trace.db, Target("loss", 0.5)) is None
 
 
-def test_directions_are_what_the_run_stored(trace):
+def test_metric_directions_come_from_the_run(trace):
     # a task of somebody's own, who calls an error acc
     trace.set_facts({trace_summary.DIRECTIONS: '{"loss": false, "acc": false}'})
     s = trace_summary.summarize(trace.db, clients=2, target=Target("acc", 0.1))
@@ -105,13 +105,13 @@ def test_a_run_of_before_directions_were_stored_goes_by_names(trace):
 
 
 @pytest.mark.parametrize("value", ["{", "[1]", "7", "[" * 100_000])
-def test_directions_that_are_none_are_one_line(trace, value):
+def test_damaged_directions_are_one_line(trace, value):
     trace.set_facts({trace_summary.DIRECTIONS: value})
     with pytest.raises(RunError, match="fact higher_is_better is damaged"):
         trace_summary.summarize(trace.db, clients=2)
 
 
-def test_a_run_that_is_not_over_is_counted_as_far_as_it_is():
+def test_an_unfinished_run_is_summarized_so_far():
     trace = Trace()
     trace.add(0, "dispatch", 0, client=0, ticket=0, size=100)
     trace.add(3, "arrive", 0, client=0, ticket=0, base_version=0, steps=1, examples=1, size=100)
@@ -121,12 +121,12 @@ def test_a_run_that_is_not_over_is_counted_as_far_as_it_is():
     assert s.metrics == {}
 
 
-def test_an_empty_trace_is_no_error():
+def test_an_empty_trace_has_a_summary():
     s = trace_summary.summarize(Trace().db, clients=3)
     assert (s.seconds, s.updates, s.idle_share, s.staleness_mean) == (0.0, 0, 0.0, 0.0)
 
 
-def test_a_trace_that_is_none_is_one_line(tmp_path):
+def test_a_file_that_is_no_trace_is_one_line(tmp_path):
     path = tmp_path / "run.sqlite"
     with pytest.raises(RunError, match=r"is not a run folder"), trace_summary.open_trace(path):
         pass
@@ -163,7 +163,7 @@ def cells(row: measures.MethodRow, target: Target | None = TARGET) -> list[str]:
     return measures.measure_table([row], target)[1]
 
 
-def test_a_row_is_a_mean_and_a_standard_deviation_over_seeds():
+def test_a_row_has_mean_and_standard_deviation_over_seeds():
     made = row(summary(0.5, 20.0), summary(0.7, 40.0), reference=90.0)
     assert made["final"] == pytest.approx(0.6)
     assert made["spread"] == pytest.approx(0.02**0.5)  # sqrt((0.1^2 + 0.1^2) / (2 - 1))
@@ -173,7 +173,7 @@ def test_a_row_is_a_mean_and_a_standard_deviation_over_seeds():
     assert cells(made) == ["mine", "0.600 ± 0.141", "–", "30 s", "3.00×", "2.0", "1.5 kB", "25%", "10"]
 
 
-def test_the_best_of_a_row_is_a_mean_over_seeds_too():
+def test_the_best_value_is_a_mean_over_seeds():
     made = row(replace(summary(0.5, 20.0), best=0.8), replace(summary(0.7, 40.0), best=0.9))
     assert made["best"] == pytest.approx(0.85)
     assert made["best_spread"] == pytest.approx(0.005**0.5)  # sqrt((0.05^2 + 0.05^2) / (2 - 1))
@@ -181,7 +181,7 @@ def test_the_best_of_a_row_is_a_mean_over_seeds_too():
     assert shown[names.index("best")] == "0.850 ± 0.071"
 
 
-def test_a_seed_that_broke_down_leaves_a_row_without_a_spread():
+def test_a_diverged_seed_leaves_no_standard_deviation():
     made = row(summary(nan, None), summary(0.7, 40.0))
     assert isnan(made["final"])
     assert isnan(made["spread"])
@@ -197,7 +197,7 @@ def test_a_seed_that_did_not_reach_the_target_is_not_averaged_away():
     assert made.as_json()["speedup"] is None
 
 
-def test_nothing_reached_and_one_seed_are_told_as_such():
+def test_unreached_targets_and_single_seeds_are_marked():
     made = row(summary(0.5, None))
     assert cells(made)[1:5] == ["0.500", "–", "> 100 s", "–"]
     assert cells(row(summary(0.5, None), summary(0.6, None)))[3] == "> 100 s (0 of 2)"
@@ -219,19 +219,19 @@ def test_sizes_are_readable(count, text):
     assert trace_summary.format_bytes(count) == text
 
 
-def test_nothing_to_compare_is_refused(tmp_path):
+def test_an_empty_comparison_is_rejected(tmp_path):
     with pytest.raises(ValueError, match="at least one strategy and one seed"):
         compare.create_comparison(Path(tmp_path), {}, [0])
 
 
-def test_second_copies_are_counted_and_cost_their_bytes(trace):
+def test_duplicate_arrivals_are_counted_with_their_bytes(trace):
     trace.add(9, "duplicate", 2, client=0, ticket=2, size=100)
     trace.flush()
     s = trace_summary.summarize(trace.db, clients=2)
     assert (s.duplicates, s.bytes_up) == (1, 220 + 100)
 
 
-def test_where_all_drop_out_the_curve_and_the_idle_share_reach_to_the_end():
+def test_curves_and_idle_share_reach_the_end_if_all_clients_drop_out():
     clients = [(torch.randn(8, 3), torch.arange(8) % 2) for _ in range(2)]
     delays = ConstantDelays(mean=10.0, jitter=0.0)
     done = offbeat.simulate(

@@ -1,4 +1,4 @@
-"""Models and partitions go through an experiment file unchanged."""
+"""Tests that models and partitions read back equal from experiment files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def through_a_file(experiment: Experiment) -> Experiment:
     ],
     ids=repr,
 )  # fmt: skip
-def test_models(model: Any) -> None:
+def test_models_read_back_equal(model: Any) -> None:
     assert through_a_file(Experiment(model=model)).model == model
 
 
@@ -44,7 +44,7 @@ def test_models(model: Any) -> None:
     ],
     ids=repr,
 )
-def test_partitions(partition: Any) -> None:
+def test_partitions_read_back_equal(partition: Any) -> None:
     assert through_a_file(Experiment(partition=partition)).partition == partition
 
 
@@ -60,7 +60,7 @@ def test_partitions(partition: Any) -> None:
         ({"partition": {"name": "main-class", "share": 95}}, "partition: MainClass: share = 95"),
     ],
 )
-def test_what_cannot_be_meant_is_one_line(settings: dict[str, Any], message: str) -> None:
+def test_invalid_settings_are_one_line(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         experiment_from_values(settings)
     assert "\n" not in str(caught.value)

@@ -1,4 +1,4 @@
-"""A seed for each part of what is drawn: one part at a time can be held still, or changed."""
+"""Tests of separate seeds for parts of the random draws."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ def drawn(experiment: Experiment) -> dict[str, object]:
 
 
 @pytest.mark.parametrize("part", get_args(SeedPurpose))
-def test_a_seed_of_its_own_changes_that_part_alone(part: SeedPurpose) -> None:
+def test_a_separate_seed_changes_only_its_part(part: SeedPurpose) -> None:
     before, now = drawn(ONE), drawn(replace(ONE, seeds=Seeds(**{part: 7})))
     assert [key for key in before if before[key] != now[key]] == [part]
 
 
 @pytest.mark.parametrize("part", get_args(SeedPurpose))
-def test_held_still_it_stays_where_all_else_changes(part: SeedPurpose) -> None:
+def test_a_fixed_seed_keeps_its_part(part: SeedPurpose) -> None:
     before, now = drawn(ONE), drawn(replace(ONE, seed=7, seeds=Seeds(**{part: 0})))
     assert [key for key in before if before[key] == now[key]] == [part]
 
 
-def test_one_seed_is_the_same_number_for_all_parts() -> None:
+def test_one_seed_applies_to_all_parts() -> None:
     assert drawn(replace(ONE, seed=7)) == drawn(replace(ONE, seeds=Seeds(partition=7, delays=7, model=7, batches=7)))
 
 
-def test_files_and_changes_have_them() -> None:
+def test_separate_seeds_in_files_and_changes() -> None:
     changed = experiment_files.with_changes(ONE, ["seeds.partition=3"])
     assert changed.seeds == Seeds(partition=3)
     assert experiment_files.parse_experiment(experiment_files.to_yaml(changed)) == changed

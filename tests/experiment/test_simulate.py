@@ -1,4 +1,4 @@
-"""The Python door: a model and tensors of one's own."""
+"""Tests of offbeat.simulate with a user's model and tensors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def simulate(model: nn.Module | None = None, clients=None, strategy="fedasync", 
 # ---------------------------------------------------------------- the result
 
 
-def test_it_learns_and_tells():
+def test_simulate_trains_and_summarizes():
     result = simulate(
         strategy=offbeat.FedBuff(k=2), delays=[5, 10, 15, 20], until="400s", training=offbeat.Training(lr=0.2, batch=10)
     )
@@ -65,12 +65,12 @@ def test_it_learns_and_tells():
     assert result.summary.wall_seconds > 0
 
 
-def test_a_metric_that_was_not_measured_is_refused():
+def test_an_unknown_metric_is_rejected():
     with pytest.raises(ConfigError, match="'dice' was not measured; loss, acc, "):
         simulate().curve("dice")
 
 
-def test_it_plots(tmp_path):
+def test_plot_draws_and_saves_a_figure(tmp_path):
     result = simulate()
     figure = result.plot(tmp_path / "acc.png")
     assert (tmp_path / "acc.png").read_bytes().startswith(b"\x89PNG")
@@ -78,7 +78,7 @@ def test_it_plots(tmp_path):
     assert result.plot(metric="loss").axes[0].get_ylabel() == "loss"
 
 
-def test_it_saves_a_model_a_trace_and_what_it_takes_to_repeat_it(tmp_path):
+def test_save_writes_model_trace_and_the_files_for_repeat(tmp_path):
     result = simulate()
     out = result.save(tmp_path / "deep" / "folder")
     assert sorted(p.name for p in out.iterdir()) == ["command.txt", "data.safetensors", "environment.json",
@@ -94,7 +94,7 @@ def test_it_saves_a_model_a_trace_and_what_it_takes_to_repeat_it(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "run.sqlite", "simulation.json"])
-def test_it_saves_over_nothing(tmp_path, name):
+def test_save_overwrites_nothing(tmp_path, name):
     (tmp_path / name).write_text("precious")
     with pytest.raises(ConfigError, match=f"already holds (a simulation|{name})"):
         simulate().save(tmp_path)
@@ -102,13 +102,13 @@ def test_it_saves_over_nothing(tmp_path, name):
     assert (tmp_path / name).read_text() == "precious"
 
 
-def test_a_folder_that_cannot_be_made_is_one_line(tmp_path):
+def test_an_impossible_folder_is_one_line(tmp_path):
     (tmp_path / "file").write_text("x")
     with pytest.raises(ConfigError, match="Not a directory; give the path of a folder"):
         simulate().save(tmp_path / "file" / "below")
 
 
-def test_the_final_model_goes_back_into_the_users_module():
+def test_the_final_model_loads_into_the_users_module():
     result = simulate()
     model = net()
     model.load_state_dict(result.state_dict())
@@ -118,7 +118,7 @@ def test_the_final_model_goes_back_into_the_users_module():
     assert accuracy == pytest.approx(result.metrics["acc"], abs=1e-9)
 
 
-def test_frozen_parameters_come_back_as_they_were():
+def test_frozen_parameters_are_returned_unchanged():
     model = net()
     model[0].weight.requires_grad_(False)
     final = simulate(model).state_dict()
@@ -130,7 +130,7 @@ def test_frozen_parameters_come_back_as_they_were():
 # ---------------------------------------------------------------- what is left alone
 
 
-def test_the_users_model_is_left_as_it_is():
+def test_the_users_model_is_not_modified():
     model = net().eval()
     model[0].train()  # a mixture, so that no mode could be put back by accident
     model(pairs()[0][0]).sum().backward()
@@ -146,7 +146,7 @@ def test_the_users_model_is_left_as_it_is():
     assert all(p.requires_grad for p in model.parameters())
 
 
-def test_the_users_tensors_and_random_numbers_are_left_as_they_are():
+def test_the_users_tensors_and_generators_are_not_modified():
     clients = pairs()
     before = [(x.clone(), y.clone()) for x, y in clients]
     torch_state, numpy_state, python_state = torch.get_rng_state(), np.random.get_state()[1].copy(), random.getstate()
@@ -159,7 +159,7 @@ def test_the_users_tensors_and_random_numbers_are_left_as_they_are():
     assert torch.get_num_threads() == threads
 
 
-def test_the_same_seed_gives_the_same_bits_whatever_happened_before():
+def test_the_same_seed_gives_identical_bits():
     first = simulate(seed=3)
     torch.rand(7)
     again, other = simulate(seed=3), simulate(seed=4)
@@ -171,7 +171,7 @@ def test_the_same_seed_gives_the_same_bits_whatever_happened_before():
 # ---------------------------------------------------------------- what can be given
 
 
-def test_a_loss_of_ones_own_is_what_is_descended():
+def test_a_users_loss_is_minimized():
     asked = []
 
     def loss(outputs, y):
@@ -184,7 +184,7 @@ def test_a_loss_of_ones_own_is_what_is_descended():
     assert own.metrics.keys() == {"loss", "acc", "balanced_acc", "f1", "precision"}
 
 
-def test_real_targets_are_a_regression():
+def test_real_targets_give_a_regression_task():
     clients = [(x, x.sum(1) * 0.1) for x, _ in pairs()]
     result = simulate(net(1), clients, until="300s")
     assert result.metrics.keys() == {"loss", "mae", "smape"}
@@ -193,7 +193,7 @@ def test_real_targets_are_a_regression():
     assert result.plot().axes[0].get_ylabel() == "mae"
 
 
-def test_delays_are_a_number_a_list_an_array_or_a_law():
+def test_delays_may_be_a_number_list_array_or_law():
     # jitter varies every job by some 5 %, so a job of 10 s is over well before 20 s and one of 1000 s is not
     def arrivals(delays):
         rows = simulate(delays=delays, until="20s").trace.db.execute(
@@ -211,7 +211,7 @@ def test_delays_are_a_number_a_list_an_array_or_a_law():
     assert arrivals(Uniform(low=10.0, high=12.0)) == [0, 1, 2, 3]
 
 
-def test_until_is_a_text_a_number_or_a_value():
+def test_until_may_be_text_number_or_value():
     assert simulate(until="3updates").outcome.reason == "updates"
     for until in (50, 50.0, "50s", Until(seconds=50.0)):
         assert simulate(until=until).outcome.now == 50.0
@@ -228,13 +228,13 @@ def test_clients_may_have_numbers_of_their_own():
     assert [client for (client,) in clients] == [0, 3, 7, 100]
 
 
-def test_test_data_of_ones_own_is_what_is_measured():
+def test_given_test_data_is_evaluated():
     x, y = pairs()[0]
     result = simulate(test=(x, (y + 1) % 3))  # always wrong labels
     assert result.metrics["acc"] < 0.5
 
 
-def test_a_strategy_may_be_named():
+def test_a_strategy_may_be_given_by_name():
     assert simulate(strategy="fedavg").trace.digest() == simulate(strategy=offbeat.FedAvg()).trace.digest()
 
 
@@ -260,11 +260,11 @@ def test_a_strategy_may_be_named():
         ({"strategy": 5}, "strategy = 5 is not a strategy"),
         ({"delays": [1.0, 2.0]}, "2 delays for 4 clients"),
         ({"delays": 0.0}, "mean = 0.0: must be positive"),
-        ({"delays": [1.0, 2.0, -3.0, 4.0]}, r"means\[2\] = -3.0"),
+        ({"delays": [1.0, 2.0, -3.0, 4.0]}, "needs at least one value, each positive and finite"),
         ({"delays": "60"}, "delays = '60': give seconds"),
-        ({"delays": [1.0, 2.0], "clients": dict(zip((5, 6), pairs(2), strict=True))}, "a list of delays goes with a "
+        ({"delays": [1.0, 2.0], "clients": dict(zip((5, 6), pairs(2), strict=True))}, "a list of delays needs a "
         "list of clients"),
-        ({"until": "soon"}, "'soon' is not understood"),
+        ({"until": "soon"}, "'soon' cannot be parsed"),
         ({"until": "acc=0.9"}, "alone may never be reached"),
         ({"until": "accuracy=0.9,50s"}, "unknown metric 'accuracy': did you mean 'acc'"),
         ({"seed": -1}, "seed = -1"),
@@ -272,12 +272,12 @@ def test_a_strategy_may_be_named():
         ({"model": nn.ReLU()}, "ReLU has no trainable parameters"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_meant_is_refused_at_once(given, message):
+def test_invalid_arguments_are_rejected_before_training(given, message):
     with pytest.raises((ConfigError, DataError), match=message):
         simulate(**given)
 
 
-def test_when_every_training_fails_the_reason_is_told():
+def test_the_reason_is_reported_if_all_training_fails():
     class Broken(nn.Linear):
         def forward(self, x):
             if self.training:
@@ -288,7 +288,7 @@ def test_when_every_training_fails_the_reason_is_told():
         simulate(Broken(5, 3), until="1000s")
 
 
-def test_a_model_that_learns_nothing_finite_is_told_not_hidden():
+def test_a_model_that_is_not_finite_is_reported():
     result = simulate(training=offbeat.Training(lr=1e30), until="100s")
     assert sum(result.summary.refused.values()) > 0 or isnan(result.metrics["loss"])
     assert "refused" in str(result)
@@ -318,18 +318,20 @@ assert all(finding.passed for finding in check(offbeat.FedAvg(), scripts=4))
 """
 
 
-def test_it_runs_where_only_torch_and_the_scientific_libraries_are_installed(tmp_path):
-    done = subprocess.run([sys.executable, "-c", BARE], capture_output=True, text=True, cwd=tmp_path, timeout=MAX_WAIT_SECONDS)
+def test_simulate_needs_only_torch_and_scientific_libraries(tmp_path):
+    done = subprocess.run(
+        [sys.executable, "-c", BARE], capture_output=True, text=True, cwd=tmp_path, timeout=MAX_WAIT_SECONDS
+    )
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("FedBuff: ")
     assert "'model.safetensors', 'run.sqlite', 'simulation.json'" in done.stdout
     assert Path(tmp_path, "acc.png").exists()
 
 
-def test_a_model_in_sixteen_bits_is_refused():
+def test_16_bit_models_are_rejected():
     module = torch.nn.Linear(2, 2).to(torch.bfloat16)
     data = [(torch.zeros(4, 2, dtype=torch.bfloat16), torch.tensor([0, 1, 0, 1]))]
-    with pytest.raises(ConfigError, match=r"bfloat16: keep them in float32"):
+    with pytest.raises(ConfigError, match=r"bfloat16: use float32"):
         offbeat.simulate(module, data)
 
 
@@ -350,7 +352,7 @@ class Measured:
 
 
 @pytest.mark.parametrize("target", ["distance=0.1", "error=-0.1"])  # less is better of the one, more of the other
-def test_a_target_on_a_metric_of_ones_own_goes_the_way_the_metric_says(target):
+def test_targets_follow_the_direction_of_a_users_metric(target):
     module = nn.Linear(1, 1)
     with torch.no_grad():
         module.weight.zero_(), module.bias.zero_()
@@ -367,7 +369,7 @@ def test_a_target_on_a_metric_of_ones_own_goes_the_way_the_metric_says(target):
     assert done.summary.best == done.metrics["distance"] == pytest.approx(0.6**5)
 
 
-def test_directions_are_kept_with_what_is_saved(tmp_path):
+def test_save_keeps_metric_directions(tmp_path):
     ones = [(torch.ones(4, 1), torch.ones(4))]
     done = simulate(nn.Linear(1, 1), ones, loss=Measured(), until="120s")
     told = Run(done.save(tmp_path / "saved")).summary()

@@ -1,4 +1,4 @@
-"""A simulation in a folder: stopped, gone on with, shown, repeated; and the same call only."""
+"""Tests of simulations in a folder: resume, show, repeat, and rejection of different calls."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def show(folder: Path, *options: str) -> str:
 
 
 @pytest.mark.parametrize("strategy", [offbeat.FedBuff(k=2), Halves(), Plain(0.3)], ids=["ours", "own", "no dataclass"])
-def test_in_a_folder_it_is_what_it_is_in_memory_and_the_same_call_again_gives_it(tmp_path, strategy):
+def test_a_folder_gives_the_same_result_as_memory_and_can_be_reloaded(tmp_path, strategy):
     plain = simulate(strategy=strategy)
     first = simulate(strategy=strategy, out=tmp_path / "run")
     before = (tmp_path / "run" / "run.sqlite").stat().st_mtime_ns
@@ -101,7 +101,7 @@ def test_in_a_folder_it_is_what_it_is_in_memory_and_the_same_call_again_gives_it
         plain.outcome.reason, plain.outcome.version, plain.outcome.updates)  # fmt: skip
 
 
-def test_stopped_in_the_middle_the_same_call_goes_on_from_its_checkpoint(tmp_path):
+def test_the_same_call_resumes_from_the_checkpoint(tmp_path):
     plain = simulate()
 
     def stop(status: offbeat.Status) -> None:
@@ -110,7 +110,7 @@ def test_stopped_in_the_middle_the_same_call_goes_on_from_its_checkpoint(tmp_pat
             os.kill(os.getpid(), signal.SIGINT)
 
     stopped: list[float] = []
-    with pytest.raises(KeyboardInterrupt, match="the same call goes on with it"):
+    with pytest.raises(KeyboardInterrupt, match="the same call resumes it"):
         simulate(out=tmp_path / "run", progress=stop)
     assert not Run(tmp_path / "run").complete
     assert (tmp_path / "run" / "checkpoint").is_dir()
@@ -133,7 +133,7 @@ def test_offbeat_show_reads_it(tmp_path):
     assert plain["experiment"]["data"] == {"name": "own", "examples": 72}
 
 
-def test_its_model_is_exported_without_the_script(tmp_path):
+def test_the_model_can_be_exported_without_the_script(tmp_path):
     done = simulate(out=tmp_path / "run")
     told = CliRunner().invoke(app, ["export", str(tmp_path / "run"), "--out", str(tmp_path / "model.safetensors")])
     assert told.exit_code == 0, told.output
@@ -141,13 +141,13 @@ def test_its_model_is_exported_without_the_script(tmp_path):
     assert all(exported[name].equal(tensor) for name, tensor in done.state_dict().items())
 
 
-def test_only_the_script_can_go_on_with_it(tmp_path):
+def test_only_the_script_can_resume_it(tmp_path):
     simulate(out=tmp_path / "run")
     (tmp_path / "run" / "model.safetensors").unlink()  # as if it had not ended
     done = CliRunner().invoke(app, ["run", "--resume", str(tmp_path / "run")])
     assert done.exit_code != 0
     assert isinstance(done.exception, ConfigError) or "is of a script, which has its model and data" in done.output
-    with pytest.raises(ConfigError, match="is of a script, which has its model and data: go on with '"):
+    with pytest.raises(ConfigError, match="was created by a script, which has its model and data: run '"):
         Run(tmp_path / "run").check_unchanged()
 
 
@@ -160,15 +160,15 @@ def test_only_the_script_can_go_on_with_it(tmp_path):
         ({"strategy": "fedavg"}, "strategy was fedbuff, is fedavg now"),
         ({"training": offbeat.Training(lr=0.1)}, "training.lr was 0.05, is 0.1 now"),
         ({"delays": Uniform(low=5.0, high=20.0)}, "delays was per_client, is uniform now"),
-        ({"model": Net(seed=1)}, "its initial weights are others"),
-        ({"model": nn.Linear(5, 2)}, "the model is another"),
-        ({"loss": smoothed}, "the loss is another"),
+        ({"model": Net(seed=1)}, "its initial weights are different"),
+        ({"model": nn.Linear(5, 2)}, "the model is different"),
+        ({"loss": smoothed}, "the loss is different"),
         ({"clients": {"bern": pair(0), "basel": pair(7), "biel": pair(2)}}, "the data of client 'basel' changed"),
         ({"clients": {"bern": pair(0), "basel": pair(1), "bex": pair(2)}}, "the clients were bern, basel, biel, are "),
         ({"test": pair(5)}, "the data of test changed"),
     ],
 )
-def test_another_call_is_refused_and_what_differs_is_named(tmp_path_factory, given, told):
+def test_a_different_call_is_rejected_with_the_difference(tmp_path_factory, given, told):
     folder = made(tmp_path_factory)
     with pytest.raises(RunError) as refused:
         simulate(out=folder, **given)
@@ -199,7 +199,7 @@ class Scaled(nn.Linear):
         return self.by * super().forward(x)
 
 
-def test_what_a_model_was_made_with_is_part_of_the_call(tmp_path):
+def test_arguments_of_the_model_are_part_of_the_call(tmp_path):
     first = simulate(model=Scaled(1.0), out=tmp_path / "run")
     assert same(simulate(model=Scaled(1.0), out=tmp_path / "run"), first)
     with pytest.raises(RunError, match=r"another call: model.by was 1.0, is 2.0 now; make"):
@@ -220,15 +220,15 @@ def weighing(weight: float) -> Any:
         (Classification(criterion=weighing(1.0)), Classification(criterion=weighing(2.0))),
     ],
 )
-def test_what_a_loss_was_made_with_is_part_of_the_call(tmp_path, loss, other):
+def test_arguments_of_the_loss_are_part_of_the_call(tmp_path, loss, other):
     first = simulate(loss=loss, out=tmp_path / "run", until="60s")
     assert same(simulate(loss=deepcopy(loss), out=tmp_path / "run", until="60s"), first)
-    with pytest.raises(RunError, match=r"another call: the loss is another; make"):
+    with pytest.raises(RunError, match=r"another call: the loss is different; make"):
         simulate(loss=other, out=tmp_path / "run", until="60s")
     assert " at 0x" not in (tmp_path / "run" / "simulation.json").read_text()  # which no other process would have
 
 
-def test_edited_code_of_ones_own_is_another_call(tmp_path, monkeypatch):
+def test_edited_user_code_is_a_different_call(tmp_path, monkeypatch):
     simulate(strategy=Halves(), out=tmp_path / "run")
     monkeypatch.setattr("inspect.getsource", lambda code: "something else")
     with pytest.raises(RunError, match="the code of the model changed, the code of the strategy changed; make"):
@@ -250,7 +250,7 @@ class Slowing(Delays):
         return 1.0 + index
 
 
-def test_laws_of_ones_own_are_part_of_the_call(tmp_path):
+def test_user_defined_laws_are_part_of_the_call(tmp_path):
     first = simulate(delays=Slowing(10.0), out=tmp_path / "run")
     assert same(simulate(delays=Slowing(10.0), out=tmp_path / "run"), first)
     with pytest.raises(RunError, match=r"delays.mean was 10.0, is 11.0 now"):
@@ -259,13 +259,13 @@ def test_laws_of_ones_own_are_part_of_the_call(tmp_path):
 
 
 @pytest.mark.parametrize("strategy", [Halves(), Plain(0.3), offbeat.FedBuff(k=3)])
-def test_what_the_folder_tells_is_what_was_written(tmp_path, strategy):
+def test_the_stored_experiment_reads_back_equal(tmp_path, strategy):
     simulate(strategy=strategy, delays=Slowing(30.0), loss=smoothed, out=tmp_path / "run")
     stored = json.loads((tmp_path / "run" / "simulation.json").read_text())
     assert json.loads(json.dumps(to_values(Run(tmp_path / "run").experiment()))) == stored["experiment"]
 
 
-def test_a_damaged_record_is_refused(tmp_path):
+def test_a_damaged_record_is_rejected(tmp_path):
     simulate(out=tmp_path / "run")
     record = tmp_path / "run" / "simulation.json"
     record.write_text(record.read_text().replace('"seed": 3', '"seed": 4'))
@@ -273,13 +273,13 @@ def test_a_damaged_record_is_refused(tmp_path):
         simulate(out=tmp_path / "run")
 
 
-def test_what_cannot_be_run_leaves_no_folder(tmp_path):
+def test_an_impossible_run_creates_no_folder(tmp_path):
     with pytest.raises(OffbeatError, match=r"does not fit|cannot take"):
         simulate(model=nn.Linear(4, 2), out=tmp_path / "run")
     assert not (tmp_path / "run").exists()
 
 
-def test_it_is_stored_in_no_folder_that_holds_something_else(tmp_path):
+def test_occupied_folders_are_rejected(tmp_path):
     (tmp_path / "experiment.yaml").write_text("precious")
     with pytest.raises(ConfigError, match="already holds a run"):
         simulate(out=tmp_path)
@@ -288,7 +288,7 @@ def test_it_is_stored_in_no_folder_that_holds_something_else(tmp_path):
 # ---------------------------------------------------------------- repeated
 
 
-def test_what_was_saved_is_repeated_to_the_bit(tmp_path):
+def test_repeat_gives_identical_bits(tmp_path):
     plain = simulate(test=pair(9), tests={"bern": pair(5), "basel": pair(6), "biel": pair(7)})
     plain.save(tmp_path / "run")
     again = offbeat.repeat(tmp_path / "run", Net(seed=8), out=tmp_path / "again")
@@ -300,7 +300,7 @@ def test_what_was_saved_is_repeated_to_the_bit(tmp_path):
     )
 
 
-def test_a_strategy_and_a_loss_of_ones_own_are_given_again(tmp_path):
+def test_repeat_needs_user_defined_strategy_and_loss(tmp_path):
     plain = simulate(strategy=Halves(staleness=Polynomial(a=1.0)), loss=smoothed, out=tmp_path / "run")
     with pytest.raises(ConfigError, match=r"has a loss of its own, smoothed: give loss="):
         offbeat.repeat(tmp_path / "run", Net())
@@ -312,27 +312,27 @@ def test_a_strategy_and_a_loss_of_ones_own_are_given_again(tmp_path):
     assert same(offbeat.repeat(tmp_path / "run", Net(), loss=smoothed, strategy=own), plain)
 
 
-def test_of_much_data_only_the_digests_are_kept(tmp_path, monkeypatch):
+def test_only_digests_of_large_data_are_stored(tmp_path, monkeypatch):
     monkeypatch.setattr(giving, "MAX_STORED_DATA", 10)
     clients = [pair(0), pair(1)]
     plain = simulate(clients=clients, delays=10.0, out=tmp_path / "run")
     assert not (tmp_path / "run" / "data.safetensors").exists()
-    with pytest.raises(ConfigError, match="has only the digests of its data: give clients="):
+    with pytest.raises(ConfigError, match="stores only digests of its data: give clients="):
         offbeat.repeat(tmp_path / "run", Net())
     with pytest.raises(RunError, match="the data of client 0 changed"):
         offbeat.repeat(tmp_path / "run", Net(), clients=[pair(3), pair(1)])
     assert same(offbeat.repeat(tmp_path / "run", Net(), clients=clients), plain)
 
 
-def test_a_model_of_other_layers_is_refused(tmp_path):
+def test_a_model_with_different_layers_is_rejected(tmp_path):
     simulate(out=tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"the model does not take the weights of .*start\.safetensors: "):
+    with pytest.raises(ConfigError, match=r"the model does not fit the weights in .*start\.safetensors: "):
         offbeat.repeat(tmp_path / "run", nn.Linear(5, 2))
     with pytest.raises(ConfigError, match=r"holds no simulation: it has no simulation.json"):
         offbeat.repeat(tmp_path, Net())
 
 
-def test_tensors_that_were_changed_are_refused(tmp_path):
+def test_changed_tensors_are_rejected(tmp_path):
     simulate(out=tmp_path / "run")
     path = tmp_path / "run" / "data.safetensors"
     kept = load_file(path)
@@ -349,7 +349,7 @@ def test_a_saved_simulation_may_be_moved(tmp_path):
     assert same(simulate(out=tmp_path / "elsewhere"), plain)
 
 
-def test_where_a_tensor_lies_changes_no_bit():
+def test_the_address_of_a_tensor_changes_no_bit():
     """Sums are rounded by where they begin: a view into a larger tensor, or one read from a file, is not told apart."""
     wide = [torch.cat([torch.zeros(1, 5), x]) for x, _ in (pair(0), pair(9))]
     views = [wide[0][1:], wide[1][1:]]  # 20 bytes further on than torch puts things

@@ -1,4 +1,4 @@
-"""Grids of settings: which combinations there are, what they are called, and what is made of their results."""
+"""Tests of parameter sweeps: combinations, labels, folders and results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ METHODS = {"fedbuff": replace(WORLD, strategy=FedBuff(k=3)), "fedavg": replace(W
 K, ALPHA = SweptSetting("strategy.k", ("2", "4")), SweptSetting("partition.alpha", ("0.1", "1"))
 
 
-def test_all_combinations_are_run_and_who_has_not_a_setting_stays_as_it_is() -> None:
+def test_all_combinations_with_methods_that_lack_a_setting() -> None:
     made = sweeps.combinations(METHODS, [K, ALPHA])
     assert [point.label for point in made] == [
         "fedbuff(k=2) partition.alpha=0.1",
@@ -46,7 +46,7 @@ def test_all_combinations_are_run_and_who_has_not_a_setting_stays_as_it_is() -> 
     assert list(sweeps.unchanged_methods(METHODS, [K, ALPHA])) == ["fedavg has no k: it stays as it is"]
 
 
-def test_unless_they_are_named_only_methods_with_something_to_vary_are_run() -> None:
+def test_default_methods_are_those_with_a_swept_setting() -> None:
     assert list(sweeps.methods_with_setting(METHODS, [K, ALPHA])) == ["fedbuff"]
     assert list(sweeps.methods_with_setting(METHODS, [ALPHA])) == ["fedbuff", "fedavg"]
 
@@ -63,11 +63,11 @@ def test_unless_they_are_named_only_methods_with_something_to_vary_are_run() -> 
         ),
     ],
 )
-def test_a_combination_is_called_by_what_it_is(point: Combination, label: str) -> None:
+def test_labels_of_combinations(point: Combination, label: str) -> None:
     assert point.label == label
 
 
-def test_values_may_be_choices_with_settings_of_their_own() -> None:
+def test_swept_values_may_be_calls() -> None:
     [over] = sweeps.parse_swept_settings(["partition=dirichlet(alpha=0.1,balanced=true),iid"])
     assert over == SweptSetting("partition", ("dirichlet(alpha=0.1,balanced=true)", "iid"))
     assert sweeps.parse_swept_settings(["strategy.work=[1,2]"]) == [SweptSetting("strategy.work", ("[1,2]",))]
@@ -76,18 +76,18 @@ def test_values_may_be_choices_with_settings_of_their_own() -> None:
 @pytest.mark.parametrize(
     ("over", "words"),
     [
-        (["strategy.k"], "--over 'strategy.k' is not understood: write setting=value,value"),
+        (["strategy.k"], "--over 'strategy.k' is invalid: write setting=value,value"),
         (["strategy.k="], "--over strategy.k=: a value is missing"),
         (["strategy.k=2,,3"], "a value is missing"),
-        (["strategy.k=2,3,2"], "2 is there twice"),
+        (["strategy.k=2,3,2"], "2 occurs twice"),
         (["strategy.k=2", "strategy.k=3"], "strategy.k is given twice"),
         (["strategy=fedavg,fedbuff"], "--strategies"),
         (["strategy.name=fedavg,fedbuff"], "--strategies"),
         (["seed=1,2"], "--seeds"),
-        (["name=a,b"], "says nothing"),
+        (["name=a,b"], "does not change what is run"),
     ],
 )
-def test_what_no_sweep_can_be_over_is_refused(over: list[str], words: str) -> None:
+def test_invalid_swept_settings_are_rejected(over: list[str], words: str) -> None:
     with pytest.raises(ConfigError, match=words.replace("(", r"\(")):
         sweeps.parse_swept_settings(over)
 
@@ -99,16 +99,24 @@ def test_what_no_sweep_can_be_over_is_refused(over: list[str], words: str) -> No
         (METHODS, SweptSetting("lr", ("0.1",)), "--over lr=0.1: unknown setting 'lr': did you mean 'training.lr'"),
         (METHODS, SweptSetting("partition.alpha", ("0.1", "x")), "partition.alpha = 'x': expected a number"),
         (METHODS, SweptSetting("strategy.k", ("0",)), "the buffer holds at least 1 update"),
-        (METHODS, SweptSetting("clients", ("4", "4.0")), "fedbuff clients=4.0 is fedbuff clients=4"),
+        (
+            METHODS,
+            SweptSetting("clients", ("4", "4.0")),
+            "fedbuff clients=4.0 has the same settings as fedbuff clients=4",
+        ),
         (
             {"fedbuff(k=2)": METHODS["fedbuff"], "fedavg": METHODS["fedavg"]},
             K,
-            "--over strategy.k: fedbuff(k=2) says what it is",
+            "--over strategy.k: fedbuff(k=2) sets it already",
         ),
-        ({"a": METHODS["fedbuff"], "b": replace(WORLD, strategy=FedBuff(k=7))}, K, "b(k=2) is a(k=2)"),
+        (
+            {"a": METHODS["fedbuff"], "b": replace(WORLD, strategy=FedBuff(k=7))},
+            K,
+            "b(k=2) has the same settings as a(k=2)",
+        ),
     ],
 )
-def test_a_grid_that_cannot_be_meant_is_refused(methods: dict[str, Experiment], over: SweptSetting, words: str) -> None:
+def test_invalid_combinations_are_rejected(methods: dict[str, Experiment], over: SweptSetting, words: str) -> None:
     with pytest.raises(ConfigError) as refused:
         sweeps.combinations(methods, [over])
     assert words in str(refused.value)
@@ -123,7 +131,7 @@ def made(folder: Path, over: list[SweptSetting], methods: dict[str, Experiment] 
     return read
 
 
-def test_a_sweep_is_read_as_it_was_made_each_world_with_its_own_checksum(tmp_path: Path) -> None:
+def test_a_sweep_reads_back_equal(tmp_path: Path) -> None:
     sweep = made(tmp_path / "x", [K, ALPHA])
     assert sweep.over == (K, ALPHA)
     assert list(sweep.points.values()) == list(sweeps.combinations(METHODS, [K, ALPHA]))
@@ -160,7 +168,7 @@ def result(method: str, settings: dict[str, str], done: int = 2, **values: float
     )
 
 
-def test_the_table_has_a_line_a_combination(tmp_path: Path) -> None:
+def test_the_table_has_one_line_per_combination(tmp_path: Path) -> None:
     sweep = made(tmp_path / "x", [K])
     results = [
         result("fedbuff", {"strategy.k": "2"}, final=0.6, spread=0.1, time_to_target=45.0, restricted_time=45.0),
@@ -208,7 +216,7 @@ def test_axes_are_logarithmic_where_values_span_decades() -> None:
         ([SweptSetting("strategy.alpha", ("0.3", "0.6"))], {"$x_1$": replace(WORLD, strategy=FedAsync())}),
     ],
 )
-def test_whatever_is_swept_there_is_a_picture_also_of_half_of_it(
+def test_every_sweep_has_a_figure_even_unfinished(
     tmp_path: Path, over: list[SweptSetting], methods: dict[str, Experiment]
 ) -> None:
     sweep = made(tmp_path / "x", over, methods)
@@ -219,14 +227,14 @@ def test_whatever_is_swept_there_is_a_picture_also_of_half_of_it(
         assert sweep.figure.read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
-def test_a_preset_s_settings_stay_under_what_is_swept() -> None:
+def test_presets_keep_their_other_settings() -> None:
     preset = load("quickstart")
     found = sweeps.combinations({"aso_fed": preset.with_strategy("aso_fed")}, [SweptSetting("strategy.beta", ("0.5",))])
     [experiment] = found.values()
     assert experiment.strategy == replace(preset.methods["aso_fed"], beta=0.5)
 
 
-def test_runs_of_different_worlds_pooled_into_one_worker_are_what_each_is_alone(tmp_path: Path) -> None:
+def test_pooled_runs_of_different_worlds_equal_single_runs(tmp_path: Path) -> None:
     """Other rates, models and numbers of clients side by side; on a CPU, what a GPU does."""
     over = [
         SweptSetting("training.lr", ("0.1", "0.02")),

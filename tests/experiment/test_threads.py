@@ -1,4 +1,4 @@
-"""The same bits on one core and on many: whatever can reach a result is exact or computed on one thread."""
+"""Tests that results do not depend on the number of threads."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class Counting:
         return Dataset("counting", x, y, x, y, num_classes=2)
 
 
-def test_data_of_anybody_is_loaded_on_one_thread():
+def test_user_data_is_loaded_on_one_thread():
     torch.set_num_threads(4)
     assert sets.load(Counting()).x_train.unique().tolist() == [1.0]
     assert torch.get_num_threads() == 4
@@ -158,7 +158,7 @@ SEEN: list[int] = []
 
 
 @pytest.mark.parametrize("strategy", ["fedavg", "fedpsa"])
-def test_a_model_is_made_tried_sketched_trained_and_evaluated_on_one_thread(strategy):
+def test_a_model_is_created_checked_and_trained_on_one_thread(strategy):
     SEEN.clear()
     torch.set_num_threads(4)
     experiment = Experiment(model=Watched(), clients=3, strategy=REGISTRY[strategy](), until=Until(updates=4))
@@ -181,7 +181,7 @@ class Planning:
         return []
 
 
-def test_a_strategy_begins_on_one_thread():
+def test_a_strategy_is_initialized_on_one_thread():
     SEEN.clear()
     torch.set_num_threads(4)
     experiment = Experiment(model=Linear(), clients=3, strategy=Planning(), until=Until(updates=1))

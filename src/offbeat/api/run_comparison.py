@@ -213,7 +213,7 @@ def _check_same_call(comparison: Compared) -> None:
         )
         if before != now:
             change = f"{what} were {', '.join(before)}, are {', '.join(now)} now"
-            raise RunError(f"{comparison.folder} was created by a different call: {change}; {RETRY_HINT}")
+            raise RunError(f"{comparison.folder} was made by another call: {change}; {RETRY_HINT}")
     differences = []
     for entry in comparison.layout():
         comparison.run(entry).check_unchanged()

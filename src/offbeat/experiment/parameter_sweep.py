@@ -119,7 +119,7 @@ def unchanged_methods(methods: Mapping[str, Experiment], swept: Iterable[SweptSe
         missing = [s.key for s in swept if s.of_strategy and not _has_setting(experiment, s)]
         if missing:
             names = " and no ".join(key.removeprefix(STRATEGY_PREFIX) for key in missing)
-            yield f"{method} has no {names}: it is included unchanged"
+            yield f"{method} has no {names}: it stays as it is"
 
 
 def _with_settings(experiment: Experiment, settings: Iterable[tuple[str, str]]) -> Experiment:

@@ -45,7 +45,7 @@ from offbeat.training import Evaluator, Loss, Task
 RECORD_FILE, START_FILE, DATA_FILE = "simulation.json", "start.safetensors", "data.safetensors"
 MAX_STORED_DATA = 64_000_000  # bytes of tensors that a folder stores; of larger data it stores digests
 CODE_SETTINGS = ("strategy", "delays", "network", "availability", "streaming")  # may be classes of a script
-RETRY_HINT = "repeat the original call, or choose another out="
+RETRY_HINT = "make the call as it was, or choose another out="
 
 
 class Placeholder:
@@ -150,7 +150,7 @@ class ScriptedRun:
     def check_same_call(self, folder: Path) -> None:
         """Reject a folder that a different call created."""
         if changes := list(differences(read_record(folder), self.record)):
-            raise RunError(f"{folder} was created by a different call: {identity.list_changes(changes)}; {RETRY_HINT}")
+            raise RunError(f"{folder} was made by another call: {identity.list_changes(changes)}; {RETRY_HINT}")
 
     def write(self, folder: Path) -> None:
         """Write the files of the call; the record is last and marks the folder as a run."""
