@@ -1,6 +1,6 @@
-"""A long federation in one process: `make soak` (UPDATES=100000). Memory must stay flat and the run folder small.
+"""Run a long federation in one process and check memory and disk: `make soak` (UPDATES=100000).
 
-Every update goes through everything but a network: the wire both ways, the sites' outboxes, the record, checkpoints.
+Every update passes through message encoding, result stores, the trace and checkpoints, but not through a network.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from offbeat.training.evaluation import Survey
 from offbeat.training.trainer import Training
 
 SITES = 4
-GROWTH = 32 << 20  # bytes of memory that the second half may add to the first
-ROOM = 64 << 20  # bytes that record and checkpoints may take at any time
+MAX_MEMORY_GROWTH = 32 << 20  # bytes, in the second half of the run
+MAX_FOLDER_BYTES = 64 << 20  # of the run folder without the trace
 
 
 def size_of(folder: Path) -> int:
@@ -45,7 +45,7 @@ def memory() -> int:
 
 
 def soak(updates: int, strategy: str, folder: Path) -> list[str]:
-    """What is wrong; nothing, if all is well."""
+    """Run the federation and return the problems."""
     torch.set_num_threads(1)
     run = create_run(
         folder / "run",
@@ -71,32 +71,32 @@ def soak(updates: int, strategy: str, folder: Path) -> list[str]:
     sites = {n: Site(folder / f"site-{n}", f"site-{n}", PartitionSource(n)) for n in range(SITES)}
     terms = ServeOptions(min_sites=SITES, checkpoint_every=5.0)
     outcome = serve_run(run, partial(InProcessTransport, sites), terms, watch=look)
-    wrong = []
+    problems = []
     if outcome is None or outcome.updates != updates:
-        wrong.append(f"it ended with {outcome}")
-    if (grown := max(m for _, m, _ in seen[len(seen) // 2 :]) - seen[len(seen) // 2][1]) > GROWTH:
-        wrong.append(f"memory grew by {grown >> 20} MiB in the second half")
-    if (most := max(size for _, _, size in seen)) > ROOM:
-        wrong.append(f"the folder came to {most >> 20} MiB beside the trace")
+        problems.append(f"the run ended with {outcome}")
+    if (grown := max(m for _, m, _ in seen[len(seen) // 2 :]) - seen[len(seen) // 2][1]) > MAX_MEMORY_GROWTH:
+        problems.append(f"memory grew by {grown >> 20} MiB in the second half")
+    if (most := max(size for _, _, size in seen)) > MAX_FOLDER_BYTES:
+        problems.append(f"the folder grew to {most >> 20} MiB without the trace")
     with trace_summary.open_trace(run.trace_file) as db:
         arrived, distinct = db.execute(
             "SELECT COUNT(*), COUNT(DISTINCT ticket) FROM trace WHERE kind = 'arrive'"
         ).fetchone()
     if arrived != distinct:
-        wrong.append(f"{arrived} updates of {distinct} tickets")
-    return wrong
+        problems.append(f"{arrived} updates of {distinct} tickets")
+    return problems
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--updates", type=int, default=100_000)
     parser.add_argument("--strategy", default="fedasync")
-    asked = parser.parse_args()
-    quick = Path("/dev/shm")  # how fast a disk syncs is not what this is about
-    place = Path(tempfile.mkdtemp(prefix="offbeat-soak-", dir=quick if quick.is_dir() else None))
+    options = parser.parse_args()
+    memory_disk = Path("/dev/shm")  # the speed of the disk does not matter here
+    folder = Path(tempfile.mkdtemp(prefix="offbeat-soak-", dir=memory_disk if memory_disk.is_dir() else None))
     try:
-        found = soak(asked.updates, asked.strategy, place)
+        problems = soak(options.updates, options.strategy, folder)
     finally:
-        shutil.rmtree(place)
-    print("\n".join(found) or "all is well")
-    sys.exit(bool(found))
+        shutil.rmtree(folder)
+    print("\n".join(problems) or "no problems")
+    sys.exit(bool(problems))

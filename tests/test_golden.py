@@ -1,6 +1,6 @@
-"""Golden traces: event order, times and scripted float64 arithmetic of every strategy, to the last bit.
+"""Compare event order, times and scripted float64 arithmetic of every strategy with golden traces, bit for bit.
 
-A change that moves numbers on purpose records them anew, and says so in its change note:
+A change that changes numbers on purpose records the traces again and says so in its change note:
 
     OFFBEAT_RECORD_GOLDEN=1 pytest tests/test_golden.py
 """
@@ -23,7 +23,7 @@ from offbeat.testing import event_to_dict, play, tiny_world
 FOLDER = Path(__file__).parent / "golden"
 RECORD = bool(os.environ.get("OFFBEAT_RECORD_GOLDEN"))
 
-# a little of everything: stale updates, one instant shared, losses, a refusal, leaving and coming back, a newcomer
+# stale updates, simultaneous events, losses, a refusal, departures and returns, a newcomer
 SCRIPT = """
 wait 2
 arrive 2
@@ -146,20 +146,20 @@ def trace_of(name: str, settings: dict[str, Any]) -> dict[str, Any]:
         version = entry.version - sum(isinstance(action, Commit) for action in entry.actions)
         actions = []
         for action in entry.actions:
-            told = event_to_dict(action)
+            values = event_to_dict(action)
             if isinstance(action, Commit):
                 version += 1
                 versions[id(action.model)] = f"version {version}"
-            elif isinstance(action, Dispatch):  # the numbers only where they are not those of a Commit
-                told["model"] = versions.get(id(action.model), told["model"])
-            actions.append(told)
+            elif isinstance(action, Dispatch):  # numbers only for models that were not committed
+                values["model"] = versions.get(id(action.model), values["model"])
+            actions.append(values)
         event = {
             key: value for key, value in event_to_dict(entry.event).items() if key != "base"
         }  # a Dispatch has shown it
         entries.append({"event": event, "actions": actions})
-    # on another instruction set torch may fuse a multiplication and an addition, on processors of another maker or
-    # family, or told to take another one's, BLAS may sum in another order: equal within rounding, not in bits
-    cpu = f"{torch.backends.cpu.get_cpu_capability()} {_maker()} {_blas()}".strip()
+    # with another instruction set torch may fuse multiplication and addition, and BLAS may sum in another order on
+    # another processor family: results are then equal within rounding, not in bits
+    cpu = f"{torch.backends.cpu.get_cpu_capability()} {_processor_family()} {_blas_kernels()}".strip()
     return {"strategy": name, "settings": settings, "cpu": cpu, "version": engine.ledger.version, "trace": entries}
 
 
@@ -168,7 +168,7 @@ def test_the_trace_equals_the_golden_one(name: str, label: str, settings: dict[s
     path = FOLDER / f"{name}-{label}.json"
     trace = trace_of(name, settings)
     if RECORD:
-        path.write_text(written(trace))
+        path.write_text(format_trace(trace))
     golden = json.loads(path.read_text())
     if golden["cpu"] == trace["cpu"]:
         assert first_difference(golden, trace) is None
@@ -181,15 +181,15 @@ def test_every_strategy_has_its_golden_trace_and_every_trace_its_strategy() -> N
     assert sorted(path.stem for path in FOLDER.glob("*.json")) == sorted(f"{name}-{label}" for name, label, _ in CASES)
 
 
-def written(trace: dict[str, Any]) -> str:
-    """One event a line, so that a change shows where it begins."""
+def format_trace(trace: dict[str, Any]) -> str:
+    """Format a trace with one event per line, so that a diff shows where a change begins."""
     *head, (_, entries) = trace.items()
     lines = ",\n".join(json.dumps(entry) for entry in entries)
     return json.dumps(dict(head))[:-1] + ', "trace": [\n' + lines + "\n]}\n"
 
 
 def first_difference(golden: Any, now: Any, rounding: float = 0.0, where: str = "") -> str | None:
-    """None if equal; otherwise where the first difference lies, and both values."""
+    """Return the place and both values of the first difference, or None."""
     if isinstance(golden, dict) and isinstance(now, dict) and golden.keys() == now.keys():
         found = (first_difference(golden[key], now[key], rounding, f"{where}.{key}") for key in golden)
     elif isinstance(golden, list) and isinstance(now, list) and len(golden) == len(now):
@@ -203,25 +203,25 @@ def first_difference(golden: Any, now: Any, rounding: float = 0.0, where: str = 
     return next((difference for difference in found if difference is not None), None)
 
 
-def test_a_difference_in_the_last_bit_is_noticed() -> None:
+def test_a_difference_in_the_last_bit_is_detected() -> None:
     golden, now = {"a": [1.0, {"b": 0.1}]}, {"a": [1.0, {"b": 0.1 + 2**-56}]}
     assert first_difference(golden, now) == ".a[1].b: was 0.1, is 0.10000000000000002"
     assert first_difference(golden, now, rounding=1e-12) is None
     assert first_difference(golden, golden) is None
 
 
-def _maker() -> str:
-    """Whose processor this is, and of which family."""
+def _processor_family() -> str:
+    """Return vendor and family of the processor."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    return f"{told.get('vendor_id', platform.machine())} {told.get('cpu family', '')}".strip()
+    info = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return f"{info.get('vendor_id', platform.machine())} {info.get('cpu family', '')}".strip()
 
 
-def _blas() -> str:
-    """Whose kernels numpy's OpenBLAS has chosen: for this processor, or what OPENBLAS_CORETYPE names."""
+def _blas_kernels() -> str:
+    """Return the processor for which numpy's OpenBLAS has chosen its kernels."""
     for library in (Path(np.__file__).parent.parent / "numpy.libs").glob("libscipy_openblas*"):
         named = getattr(ctypes.CDLL(str(library)), "scipy_openblas_get_corename64_", None)
         if named is not None:

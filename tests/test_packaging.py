@@ -1,4 +1,4 @@
-"""What is built is whole: one version, every file that is not Python declared, and no address that nobody gave."""
+"""Check the metadata of the distribution: version, package data, citation and manifest."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
 PACKAGE = ROOT / "src" / "offbeat"
 
 
-def test_the_version_stands_in_one_place():
+def test_the_version_is_defined_once():
     assert "version" not in PROJECT["project"]
     assert PROJECT["tool"]["setuptools"]["dynamic"]["version"] == {"attr": "offbeat.__version__"}
     assert f'__version__ = "{offbeat.__version__}"' in (PACKAGE / "__init__.py").read_text()
     assert "version" not in yaml.safe_load((ROOT / "CITATION.cff").read_text())
 
 
-def test_every_file_that_is_no_module_goes_into_the_wheel():
+def test_package_data_lists_every_file_that_is_not_a_module():
     others = {
         path.relative_to(PACKAGE).as_posix()
         for path in PACKAGE.rglob("*")
@@ -31,13 +31,13 @@ def test_every_file_that_is_no_module_goes_into_the_wheel():
     assert others == {path.relative_to(PACKAGE).as_posix() for pattern in patterns for path in PACKAGE.glob(pattern)}
 
 
-def test_the_citation_is_one():
+def test_the_citation_file_is_valid():
     cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
-    assert {"cff-version", "message", "title", "authors"} <= cited.keys()  # what the format asks for
+    assert {"cff-version", "message", "title", "authors"} <= cited.keys()  # required by the format
     assert (cited["title"], cited["license"]) == (PROJECT["project"]["name"], PROJECT["project"]["license"])
 
 
-def test_what_is_packed_beside_the_package_is_there():
+def test_files_of_the_manifest_exist():
     named = [line.split()[1:] for line in (ROOT / "MANIFEST.in").read_text().splitlines() if line.startswith("include")]
     grafted = [line.split()[1] for line in (ROOT / "MANIFEST.in").read_text().splitlines() if line.startswith("graft")]
     assert all((ROOT / name).is_file() for names in named for name in names)

@@ -1,4 +1,4 @@
-"""What users import: typed for their checkers, there as documented, and free of what only some systems have."""
+"""Check the public interface: types for type checkers, documented names, and imports on systems without POSIX."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import offbeat
 from waiting import MAX_WAIT_SECONDS
 
 ROOT = Path(__file__).parent.parent
-DOOR = Path(offbeat.__file__)
+PACKAGE_FILE = Path(offbeat.__file__)
 
 USER = """
 from typing import assert_type
@@ -39,39 +39,41 @@ offbeat.OrthFL()
 """
 
 
-def typed(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
-    """What mypy says of a user's script, as strictly as of the package; its cache is the package's own."""
+def run_mypy(tmp_path: Path, script: str) -> subprocess.CompletedProcess[str]:
+    """Check a user's script with the mypy configuration and cache of the package."""
     (tmp_path / "user.py").write_text(script)
     command = [sys.executable, "-m", "mypy", "--config-file", str(ROOT / "pyproject.toml"), str(tmp_path / "user.py")]
-    where = {**os.environ, "MYPYPATH": str(DOOR.parent.parent)}
+    where = {**os.environ, "MYPYPATH": str(PACKAGE_FILE.parent.parent)}
     return subprocess.run(command, capture_output=True, text=True, cwd=ROOT, env=where, timeout=MAX_WAIT_SECONDS)
 
 
 @pytest.mark.slow
 def test_a_users_script_is_checked_by_mypy(tmp_path):
-    done = typed(tmp_path, USER)
+    done = run_mypy(tmp_path, USER)
     assert done.returncode == 0, done.stdout
 
 
 @pytest.mark.slow
 def test_no_public_name_is_any(tmp_path):
-    done = typed(tmp_path, "import offbeat\n" + "".join(f"reveal_type(offbeat.{name})\n" for name in offbeat.__all__))
-    told = [line for line in done.stdout.splitlines() if "Revealed type" in line]
-    assert len(told) == len(offbeat.__all__), done.stdout
-    assert [line for line in told if '"Any"' in line] == []
+    done = run_mypy(
+        tmp_path, "import offbeat\n" + "".join(f"reveal_type(offbeat.{name})\n" for name in offbeat.__all__)
+    )
+    types = [line for line in done.stdout.splitlines() if "Revealed type" in line]
+    assert len(types) == len(offbeat.__all__), done.stdout
+    assert [line for line in types if '"Any"' in line] == []
 
 
 @pytest.mark.slow
 def test_mypy_finds_a_users_mistakes(tmp_path):
-    done = typed(tmp_path, MISTAKES)
+    done = run_mypy(tmp_path, MISTAKES)
     assert 'Unexpected keyword argument "betta" for "OrthoFL"' in done.stdout
     assert 'Module has no attribute "OrthFL"' in done.stdout
 
 
 def test_type_checkers_see_the_exported_names():
-    """Names stand twice at the door: imported for type checkers, looked up when they are used."""
+    """The package lists public names twice: imported for type checkers, and looked up when they are used."""
     seen: dict[str, str] = {}
-    for node in ast.walk(ast.parse(DOOR.read_text())):
+    for node in ast.walk(ast.parse(PACKAGE_FILE.read_text())):
         if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith("offbeat"):
             seen |= {alias.asname or alias.name: node.module for alias in node.names}
     assert seen == {**offbeat._PUBLIC, **dict.fromkeys(offbeat._PACKAGES, "offbeat")}
@@ -84,7 +86,7 @@ def test_type_checkers_see_the_exported_names():
 FRESH = """
 import sys
 for name in ("fcntl", "grp", "pty", "pwd", "resource", "syslog", "termios", "tty"):
-    sys.modules[name] = None  # as where there is no such module
+    sys.modules[name] = None  # like on a system without this module
 import offbeat
 print([name for name in ("torch", "numpy", "yaml", "offbeat.presets", "offbeat.core") if name in sys.modules])
 print(offbeat.presets.load("quickstart").experiment.name, offbeat.testing.check.__name__)
@@ -101,19 +103,19 @@ print(done.outcome.reason, offbeat.Experiment().clients)
 
 @pytest.fixture(scope="module")
 def fresh() -> list[str]:
-    """What a new process prints, in which nothing that is POSIX only can be imported."""
+    """Return the output of a new process that cannot import POSIX modules."""
     done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
 
-def test_importing_it_imports_nothing_heavy(fresh):
+def test_importing_offbeat_imports_no_large_package(fresh):
     assert fresh[0] == "[]"
 
 
-def test_packages_are_there_as_documented_once_they_are_used(fresh):
+def test_subpackages_are_imported_on_first_use(fresh):
     assert fresh[1:3] == ["quickstart check", "module 'offbeat' has no attribute 'presents'"]
 
 
-def test_it_simulates_where_there_is_no_posix(fresh):
+def test_simulations_run_without_posix_modules(fresh):
     assert fresh[3] == "seconds 20"

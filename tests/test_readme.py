@@ -1,8 +1,8 @@
-"""What the README shows is run, in its order and in one empty folder, as a reader would do it.
+"""Run the examples of the README in their order in one empty folder.
 
-A block of Python must run. In console and bash blocks every line that starts with offbeat must succeed. A fence marked
-`no-run` is left out (it takes long, or it is about a machine of one's own), and so is `make`. Text right after a block
-of Python is what it prints, up to the numbers: trained weights differ between machines.
+A Python block must run. In console and bash blocks, every line that starts with offbeat must succeed. Blocks marked
+`no-run` (which take long or need other machines) and `make` are skipped. A text block after a Python block is its
+output, except for numbers, because trained weights differ between machines.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from waiting import MAX_WAIT_SECONDS
 README = Path(__file__).parent.parent / "README.md"
 FENCE = re.compile(r"^```(?P<info>[^\n`]*)\n(?P<body>.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 NUMBER = re.compile(r"\d+(\.\d+)?")
-SHELL = set("|&;<>$`")  # what only a shell can do
+SHELL = set("|&;<>$`")  # characters that need a shell
 
 
 @dataclass(frozen=True)
 class Block:
-    info: str  # what stands after the opening fence
+    info: str  # text after the opening fence
     body: str
     line: int
 
@@ -45,7 +45,7 @@ def blocks(text: str) -> list[Block]:
 
 
 def commands(block: Block) -> Iterator[str]:
-    """The offbeat lines, with their continuations; a leading $ is the prompt."""
+    """Yield the lines that start with offbeat, with their continuations; a leading $ is the prompt."""
     for line in block.body.replace("\\\n", " ").splitlines():
         command = line.strip().removeprefix("$ ").strip()
         if command.startswith("offbeat "):
@@ -63,11 +63,11 @@ def test_the_readme_shows_python_and_commands(readme):
     assert any(list(commands(b)) for b in readme if b.is_run), "README.md has no offbeat command that is run"
 
 
-def test_the_readme_has_no_blanks_left(readme):
+def test_the_readme_has_no_placeholders(readme):
     assert "@@" not in README.read_text()
 
 
-def test_what_the_readme_shows_works(readme, tmp_path, monkeypatch, capsys):
+def test_the_examples_of_the_readme_run(readme, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}:/usr/bin:/bin")
     names: dict[str, object] = {"__name__": "__main__"}
@@ -76,7 +76,7 @@ def test_what_the_readme_shows_works(readme, tmp_path, monkeypatch, capsys):
             continue
         where = f"README.md line {block.line}"
         if block.language == "python":
-            _keep(block)
+            _save(block)
             printed = _python(block, names, capsys, where)
             following = readme[number + 1] if number + 1 < len(readme) else None
             if following is not None and following.language == "text" and following.is_run:
@@ -86,8 +86,8 @@ def test_what_the_readme_shows_works(readme, tmp_path, monkeypatch, capsys):
                 _command(command, monkeypatch, where)
 
 
-def _keep(block: Block) -> None:
-    """A first line such as `# my_strategy.py` names the file a reader would save it as."""
+def _save(block: Block) -> None:
+    """Save a block under the file name in its first line, such as `# my_strategy.py`."""
     first = block.body.split("\n", 1)[0].strip()
     if match := re.fullmatch(r"#\s*(\w+\.py)\b.*", first):
         Path(match[1]).write_text(block.body)
@@ -97,7 +97,7 @@ def _python(block: Block, names: dict[str, object], capsys: pytest.CaptureFixtur
     import torch
 
     capsys.readouterr()
-    # an example may seed the global generator; the tests after it do not notice
+    # an example may seed the global generator, which must not affect other tests
     with torch.random.fork_rng(devices=[]):
         exec(compile("\n" * block.line + block.body, where, "exec"), names)
     return capsys.readouterr().out
@@ -119,11 +119,11 @@ def _command(command: str, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
 
 
 def _shape(text: str) -> list[str]:
-    """Lines with every number made alike."""
+    """Return the lines with all numbers replaced."""
     return [NUMBER.sub("0", line).strip() for line in text.strip().splitlines()]
 
 
-# ---------------------------------------------------------------- the test of the test
+# ---------------------------------------------------------------- the functions above
 
 
 def test_blocks_and_commands_are_found():

@@ -1,9 +1,9 @@
-"""Does what `make dist` built work? The wheel is installed into a fresh environment, and used as a newcomer would.
+"""Test the distributions that `make dist` builds: install the wheel into a new environment and run commands.
 
     python tests/wheel.py dist
 
-Its dependencies are borrowed from the environment this runs in (a .pth file names its packages, after the new ones), so
-that nothing is downloaded: torch alone is hundreds of megabytes. What is found is offbeat from the wheel, or it fails.
+Dependencies come from the current environment through a .pth file, so nothing is downloaded. The test fails if offbeat
+is not imported from the wheel.
 """
 
 from __future__ import annotations
@@ -26,42 +26,44 @@ COMMANDS = (
     ["compare", "quickstart", "--set", "clients=4", "--set", "model=linear", "--until", "120s", "--strategies",
      "fedavg,fedbuff", "--seeds", "1", "--out", "both"],
 )  # fmt: skip
-PACKED = ("README.md", "LICENSE", "CITATION.cff", "CHANGELOG.md", "Makefile", "src/offbeat/py.typed",
+SDIST_FILES = ("README.md", "LICENSE", "CITATION.cff", "CHANGELOG.md", "Makefile", "src/offbeat/py.typed",
           "src/offbeat/cli/completion_names.txt", "tests/test_laws.py", "docs/data.md")  # fmt: skip
 
 
-def main(folder: Path) -> None:
-    [wheel], [sdist] = folder.glob("*.whl"), folder.glob("*.tar.gz")
+def main(dist: Path) -> None:
+    [wheel], [sdist] = dist.glob("*.whl"), dist.glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
-        held = {name.partition("/")[2] for name in archive.getnames()}
-    missing = [name for name in PACKED if name not in held]
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    missing = [name for name in SDIST_FILES if name not in names]
     assert not missing, f"{sdist} lacks {', '.join(missing)}"
     with tempfile.TemporaryDirectory() as home:
-        place = Path(home)
-        python = install(wheel, place / "venv")
-        found, version, installed = told(python, ["-c", WHERE], place).split()
-        assert Path(found).is_relative_to((place / "venv").resolve()), f"offbeat is {found}, not the wheel's"
+        folder = Path(home)
+        python = install(wheel, folder / "venv")
+        location, version, installed = run_program(python, ["-c", WHERE], folder).split()
+        assert Path(location).is_relative_to((folder / "venv").resolve()), f"offbeat is imported from {location}"
         assert version == installed == wheel.name.split("-")[1], (version, installed, wheel.name)
         for name in ("py.typed", "cli/completion_names.txt"):
-            assert (Path(found).parent / name).is_file(), f"{wheel} lacks {name}"
+            assert (Path(location).parent / name).is_file(), f"{wheel} lacks {name}"
         for command in COMMANDS:
             print("offbeat", *command)
-            told(place / "venv" / "bin" / "offbeat", command, place)
-        assert (place / "both" / "report.html").is_file()
+            run_program(folder / "venv" / "bin" / "offbeat", command, folder)
+        assert (folder / "both" / "report.html").is_file()
     print(f"{wheel.name} and {sdist.name} work")
 
 
 def install(wheel: Path, place: Path) -> Path:
-    """The wheel in an environment of its own, with everybody else's packages behind it."""
+    """Install the wheel into a new environment that also sees the packages of the current one."""
     venv.create(place, with_pip=True)
     python = place / "bin" / "python"
-    told(python, ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel.resolve())], place)
-    own = Path(told(python, ["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], place).strip())
-    (own / "borrowed.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("-packages")))
+    run_program(python, ["-m", "pip", "install", "--quiet", "--no-deps", "--no-index", str(wheel.resolve())], place)
+    packages = Path(
+        run_program(python, ["-c", "import sysconfig; print(sysconfig.get_path('purelib'))"], place).strip()
+    )
+    (packages / "borrowed.pth").write_text("".join(f"{path}\n" for path in sys.path if path.endswith("-packages")))
     return python
 
 
-def told(program: Path, arguments: list[str], where: Path) -> str:
+def run_program(program: Path, arguments: list[str], where: Path) -> str:
     alone = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV"))}
     done = subprocess.run([program, *arguments], cwd=where, env=alone, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, f"{program.name} {' '.join(arguments)}: {done.stdout}{done.stderr}"
