@@ -108,7 +108,7 @@ def test_what_is_no_python_file_is_refused(offbeat):
     Path("notes.txt").write_text("x")
     Path("folder.py").mkdir()
     for name in ("missing.py", "notes.txt", "folder.py"):
-        refused(offbeat("check", name), f"{name} is not a Python file")
+        refused(offbeat("check", name), name)
 
 
 def test_a_strategy_that_crashes_is_a_finding_not_a_crash(offbeat):
@@ -142,11 +142,11 @@ def test_a_strategy_that_no_file_can_hold_is_found_out(offbeat):
     given = offbeat("check", "mine.py", *FEW)
     assert given.status == 1
     assert "BROKEN  settings" in given.out
-    assert "rate is a builtin_function_or_method, which no file can hold: make it a frozen dataclass" in given.out
+    assert "rate is a builtin_function_or_method" in given.out
     Path("mine.py").write_text(SETTING.replace("rate: float = 0.5", "rate: tuple = (1, {2})"))
-    assert "give numbers, words, tuples of them" in offbeat("check", "mine.py", *FEW).out
+    assert "BROKEN  settings" in offbeat("check", "mine.py", *FEW).out
     Path("mine.py").write_text(SETTING.replace("rate: float = 0.5", "rate: 'Nowhere' = 0.5"))
-    assert "its settings cannot be read back: NameError" in offbeat("check", "mine.py", *FEW).out
+    assert "NameError" in offbeat("check", "mine.py", *FEW).out
 
 
 def test_what_could_be_better_is_advice_and_breaks_nothing(offbeat):

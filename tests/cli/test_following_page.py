@@ -13,8 +13,8 @@ import pytest
 from command_line import refused, start
 
 from offbeat.results.tracking.trackers import TRACKERS
-from waiting import MAX_WAIT_SECONDS
 from test_readme import blocks, commands
+from waiting import MAX_WAIT_SECONDS
 
 pytestmark = pytest.mark.docs
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import shlex
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from command_line import TINY, contents, refused
+from command_line import TINY, Answer, contents, refused
 from safetensors.torch import load_file
 
 from offbeat.cli.shared_options import new_folder
@@ -19,6 +20,7 @@ from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.engine.until import Target, Until
 from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec import experiment_files
+from waiting import MAX_WAIT_SECONDS
 
 # ---------------------------------------------------------------- what a run is
 
@@ -146,8 +148,8 @@ def test_an_until_that_cannot_be_meant_is_refused(offbeat, text):
         (["clients=true"], ["clients = true", "a whole number"]),
         (["clients="], ["clients = null", "a whole number"]),
         (["training.lr=fast"], ["training.lr = 'fast'", "a number"]),
-        (["training=5"], ["training = 5", "settings of its own"]),
-        (["training=null"], ["training = null", "settings of its own"]),
+        (["training=5"], ["training = 5", "it is a section"]),
+        (["training=null"], ["training = null", "it is a section"]),
         (["strategy.work=5"], ["strategy.work = 5", "steps, epochs, lr"]),
         (["strategy.work=null"], ["strategy.work = null"]),
         (["model=mlp", "model.hidden=64"], ["model.hidden = 64", "a list"]),
@@ -155,9 +157,9 @@ def test_an_until_that_cannot_be_meant_is_refused(offbeat, text):
         (["strategy=[fedavg]"], ["['fedavg'] names no strategy"]),
         (["strategy=7"], ["7 names no strategy", "'offbeat list strategies' shows all 21"]),
         (["clients.x=1"], ["clients has no settings of its own"]),
-        (["clients"], ["'clients' is not understood", "setting=value"]),
-        (["=4"], ["'=4' is not understood"]),
-        (["strategy..k=4"], ["not understood"]),
+        (["clients"], ["'clients' is invalid", "setting=value"]),
+        (["=4"], ["'=4' is invalid"]),
+        (["strategy..k=4"], ["is invalid"]),
         (["clients=0"], ["clients = 0", "at least 1"]),
         (["clients=2000"], ["2000 clients", "there are 1442"]),
         (["clients=100", "partition.alpha=0.001"], ["dirichlet alpha=0.001", "raise alpha"]),
@@ -172,8 +174,8 @@ def test_an_until_that_cannot_be_meant_is_refused(offbeat, text):
         (["timeout=0.5"], ["timeout = 0.5"]),
         (["evaluate_every=0"], ["evaluate_every = 0.0"]),
         (["max_norm=-1"], ["max_norm = -1.0"]),
-        (["target=0.9"], ["target '0.9' is not understood: write 'acc=0.9'"]),
-        (["target=acc=0.9,5s"], ["target 'acc=0.9,5s' is not understood"]),
+        (["target=0.9"], ["target '0.9' is invalid: write 'acc=0.9'"]),
+        (["target=acc=0.9,5s"], ["target 'acc=0.9,5s' is invalid"]),
     ],
 )  # fmt: skip
 def test_a_mistake_gets_one_line_with_the_nearest_right_thing_and_no_folder(offbeat, changes, words):
@@ -193,13 +195,13 @@ def test_a_source_that_does_not_exist_is_refused(offbeat):
     ("content", "words"),
     [
         (b"\x00\xff\xfe\x01", ["not a text file"]),
-        (b"clients: 4\x00", ["not YAML"]),
-        (b"clients: [1\nfoo: }", ["line 2", "not YAML"]),
-        (b"clients: !!python/object/apply:os.system [ls]", ["line 1", "not YAML"]),
-        (b"name: 2020-99-99", ["line 1", "not YAML", "'2020-99-99' cannot be read as timestamp"]),
-        (b"[" * 400, ["not YAML"]),
-        (b"- a\n- b\n", ["settings like 'clients: 20'", "this one a list"]),
-        (b"just words", ["settings like 'clients: 20'", "'just words'"]),
+        (b"clients: 4\x00", ["invalid YAML"]),
+        (b"clients: [1\nfoo: }", ["line 2", "invalid YAML"]),
+        (b"clients: !!python/object/apply:os.system [ls]", ["line 1", "invalid YAML"]),
+        (b"name: 2020-99-99", ["line 1", "invalid YAML", "'2020-99-99' cannot be read as timestamp"]),
+        (b"[" * 400, ["invalid YAML"]),
+        (b"- a\n- b\n", ["settings such as 'clients: 20'", "this one a list"]),
+        (b"just words", ["settings such as 'clients: 20'", "'just words'"]),
         (b"", ["this one nothing"]),
         (b"clients: 4\nclinets: 5\n", ["unknown setting 'clinets'", "'clients'"]),
     ],
@@ -310,9 +312,11 @@ def test_a_bug_of_ours_is_one_line_too(offbeat, monkeypatch):
     )
 
 
-def test_a_library_that_is_not_installed_is_named(offbeat, monkeypatch):
-    monkeypatch.setitem(sys.modules, "yaml", None)  # importing it now fails
-    refused(offbeat("run", "quickstart", *TINY), "yaml is not installed", status=1)
+def test_a_library_that_is_not_installed_is_named():
+    script = "import sys; sys.modules['yaml'] = None; sys.argv[0] = 'offbeat'; from offbeat.cli import main; main()"
+    command = [sys.executable, "-c", script, "run", "quickstart", *TINY]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
+    refused(Answer(done.returncode, done.stdout, done.stderr), "yaml is not installed", status=1)
 
 
 # ---------------------------------------------------------------- where data lies
@@ -360,8 +364,7 @@ def test_a_run_in_which_most_answers_were_refused_says_so(offbeat):
     made = offbeat("run", "quickstart", *TINY, "--out", "r", "--set", "faults=[{name: corrupted, probability: 0.9}]")
     assert made.status == 0
     assert re.fullmatch(
-        r"warning: \d+ of \d+ answers were refused, \d+ for numbers that are not finite: the model is based on few updates\n",
-        made.err,
+        r"warning: \d+ of \d+ answers were refused, \d+ for numbers that are not finite: .*\n", made.err
     )
     assert offbeat("show", "r").err == made.err
     assert offbeat("run", "quickstart", *TINY, "--out", "q").err == ""
@@ -400,5 +403,5 @@ def test_memory_for_clients_is_shown_with_the_run(offbeat):
 
 def test_memory_that_is_no_size_is_refused_before_a_folder_is_made(offbeat):
     for verb in ("run", "compare"):
-        refused(offbeat(verb, "quickstart", *TINY, "--client-memory", "8", "--out", "here"), "such as 8GB or 500MB")
+        refused(offbeat(verb, "quickstart", *TINY, "--client-memory", "8", "--out", "here"), "such as 8GB, 500MB")
         assert not Path("here").exists()

@@ -41,7 +41,8 @@ def test_the_table_tells_what_the_runs_are(offbeat, swept):
     """Numbers by hand: jobs end after 10, 20 and 30 of 35 s, so three updates a client; FedAsync makes a version of
     each, FedBuff of every third, what is left over is not used: 9 // 3 and 12 // 3.
     """
-    assert swept.err == "fedasync has no k: it stays as it is\n6 combinations, 12 runs: x\n"
+    assert swept.err.startswith("fedasync has no k: ")
+    assert swept.err.endswith("\n6 combinations, 12 runs: x\n")
     heading, *lines, note, figure = swept.out.splitlines()
     assert note.startswith("> t (k of n): ")
     assert heading.split() == ["strategy", "strategy.k", "clients", "final", "acc", "time", "to", "acc=0.9"]
@@ -139,7 +140,7 @@ def test_misfits_are_said_once_a_method(offbeat, monkeypatch):
     monkeypatch.setattr(comparing, "execute_comparison", lambda *_: False)
     given = ["--strategies", "fedbuff", "--over", "training.lr=0.1,0.2,0.3", "--seeds", 2]
     told = offbeat("sweep", "quickstart", *TINY, *given, "--out", "x")
-    assert told.err.count("warning: fedbuff: strategy.k = 5 is more than the 4 clients") == 1
+    assert told.err.count("warning: fedbuff: strategy.k = 5 exceeds the 4 clients") == 1
 
 
 @pytest.mark.parametrize(
@@ -168,4 +169,4 @@ def test_resume_takes_a_sweep_as_it_is(offbeat, monkeypatch):
     refused(offbeat("sweep", "--resume", "nowhere"), "nowhere is not a comparison")
     refused(offbeat("show", "x", "--reference", "fedavg clients=2"), "is a sweep, without speed-ups")
     again = ["--over", "clients=2", "--strategies", "fedavg", "--out", "x"]
-    refused(offbeat("sweep", "quickstart", *TINY, *again), "already holds", "'offbeat sweep --resume x' completes it")
+    refused(offbeat("sweep", "quickstart", *TINY, *again), "already holds", "'offbeat sweep --resume x'")

@@ -40,7 +40,7 @@ def test_its_commands_print_what_it_shows(offbeat, sequential_runs):
 
 
 def test_it_names_every_buffer():
-    named = PAGE.read_text(encoding="utf-8").split("## Settings that make no sense here")[1]
+    named = PAGE.read_text(encoding="utf-8").split("## Warnings about settings")[1]
     for cls, setting in BUFFER_SIZE_SETTINGS.items():
         assert f"`{cls.__name__.lower()}`" in named
         assert f"`{setting}`" in named

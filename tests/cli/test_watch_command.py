@@ -98,7 +98,8 @@ def test_a_run_that_is_killed_while_it_is_watched_is_said_to_be_left(offbeat):
     computing = start("run", "quickstart", "--until", "100000s", "--out", "x")
     try:
         wait_until(lambda: Path("x/run.sqlite").exists() or computing.poll() is not None)
-        wait_until(lambda: RunFollower(Run(Path("x"))).read_progress().state == "going on" or computing.poll() is not None)
+        follower = RunFollower(Run(Path("x")))
+        wait_until(lambda: follower.read_progress().state == "going on" or computing.poll() is not None)
         assert computing.poll() is None
         computing.send_signal(signal.SIGKILL)
         computing.communicate(timeout=MAX_WAIT_SECONDS)

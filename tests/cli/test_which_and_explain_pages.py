@@ -72,7 +72,7 @@ def test_the_rule_on_the_page_is_the_rule():
     from offbeat.experiment.spec.config import Experiment
     from offbeat.results import method_choice
 
-    page = (HOW_TO / "which-method.md").read_text(encoding="utf-8")
+    page = " ".join((HOW_TO / "which-method.md").read_text(encoding="utf-8").split())
     classes = [REGISTRY[name].__name__ for name in method_choice.SIMPLEST_FIRST]
     assert f"**simplest**: {', '.join(classes)}, then the others" in page
     assert method_choice.SIMILAR_BYTES_FACTOR == 1.05
