@@ -238,7 +238,8 @@ def engine_of(strategy: Any, seconds: float, **settings: Any) -> VirtualEngine:
     world = hand_world([0, 2, 0], {0: 10, 1: 10, 2: 10}, statistics=True)
     gate = Gate(world.layout, torch.float64, local_statistics=True)
     return VirtualEngine(
-        strategy, world, Speeds(), Inline(moved(world.layout)), until=Until(seconds=seconds), gate=gate, evaluate_every=1.0,
+        strategy, world, Speeds(), Inline(moved(world.layout)),
+        until=Until(seconds=seconds), gate=gate, evaluate_every=1.0,
         evaluate=lambda model: {"w": float(model[0]), "mean": float(model[1]), "seen": float(model[2])}, **settings,
     )  # fmt: skip
 

@@ -129,7 +129,8 @@ def experiment() -> Iterator[str]:
     yield "# Fields of an experiment\n"
     yield (
         "An experiment file is YAML with these fields, all optional. `--set FIELD=VALUE` and `--set "
-        "FIELD.SETTING=VALUE` change one\non the command line, `offbeat.Experiment(...)` sets them in Python, `offbeat run FILE --dry-run` "
+        "FIELD.SETTING=VALUE` change one\non the command line, `offbeat.Experiment(...)` sets them in Python, "
+        "`offbeat run FILE --dry-run` "
         "prints the resolved values, and\n`offbeat new experiment NAME` writes a commented file.\n"
     )
     yield _settings(Experiment)
@@ -147,7 +148,8 @@ def experiment() -> Iterator[str]:
     yield "## until and target\n"
     yield (
         "`until` ends a run at the first of its limits: virtual seconds (`3600s`, `60m`, `2h`, `1d`), accepted "
-        "updates (`500updates`), or\na metric on the evaluation grid (`3600s,acc=0.9`; never alone, because a run may not "
+        "updates (`500updates`), or\na metric on the evaluation grid (`3600s,acc=0.9`; never alone, because a run "
+        "may not "
         "reach it). `target` (`acc=0.9`) does not\nend a run: tables show when it was reached.\n"
     )
 

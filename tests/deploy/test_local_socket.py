@@ -146,7 +146,9 @@ def test_a_question_is_put_again_when_the_trainer_is_started_anew(tmp_path: Path
     first.start()
     wait_until(path.exists)
     answers: list[bytes] = []
-    asking = threading.Thread(target=lambda: answers.append(local_socket.ask(path, b"again", patience=MAX_WAIT_SECONDS)))
+    asking = threading.Thread(
+        target=lambda: answers.append(local_socket.ask(path, b"again", patience=MAX_WAIT_SECONDS))
+    )
     asking.start()
     heard.wait(MAX_WAIT_SECONDS)
     with serving(path, bytes.upper):

@@ -256,7 +256,9 @@ def test_memory_at_the_site_survives_a_sigkill(server: Server, tmp_path: Path) -
         if ticket == 1:
             local_socket.ask(tmp_path / "socket", site_harness.greeting(server.of), MAX_WAIT_SECONDS)
         if ticket == 2:
-            asking = threading.Thread(target=local_socket.ask, args=(tmp_path / "socket", server.order(2, 1), MAX_WAIT_SECONDS))
+            asking = threading.Thread(
+                target=local_socket.ask, args=(tmp_path / "socket", server.order(2, 1), MAX_WAIT_SECONDS)
+            )
             asking.start()
             wait_until((tmp_path / "socket").exists)
             process.kill()

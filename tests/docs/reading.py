@@ -20,8 +20,8 @@ from pathlib import Path
 import pytest
 from command_line import answer
 
-from waiting import MAX_WAIT_SECONDS
 from test_readme import Block, _python, blocks
+from waiting import MAX_WAIT_SECONDS
 
 NAMED = re.compile(r"# (\S+\.(?:py|yaml))\n")
 

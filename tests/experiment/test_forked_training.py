@@ -166,7 +166,9 @@ def test_it_works_where_everything_is_defined_in_the_script_itself(tmp_path, how
     if how.startswith("a file"):
         done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
     else:
-        done = subprocess.run([sys.executable, "-"], input=SCRIPT, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
+        done = subprocess.run(
+            [sys.executable, "-"], input=SCRIPT, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS
+        )
     assert done.stderr == ""
     first, second = done.stdout.splitlines()
     assert first == "this line is printed once"
@@ -187,7 +189,9 @@ def test_what_a_model_prints_is_printed_whoever_trains(tmp_path):
         "offbeat.simulate(Loud(3, 2), clients, until='4updates', worker=sys.argv[1])\n"
     )
     said = [
-        subprocess.run([sys.executable, path, worker], capture_output=True, text=True, timeout=MAX_WAIT_SECONDS, check=True)
+        subprocess.run(
+            [sys.executable, path, worker], capture_output=True, text=True, timeout=MAX_WAIT_SECONDS, check=True
+        )
         for worker in ("inline", "processes:1")
     ]
     counts = [done.stdout.splitlines().count("training") for done in said]

@@ -96,6 +96,10 @@ def test_a_trainer_with_a_model_of_ones_own_file_can_be_loaded_where_that_file_i
         "print(type(trainer.binding.module).__name__, trainer.data.size(0), trainer.task.criterion.__name__)\n"
     )
     done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS
+        [sys.executable, "-W", "error", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=MAX_WAIT_SECONDS,
     )
     assert done.stdout == "Net 20000 loss\n", done.stderr

@@ -1,4 +1,4 @@
-"""offbeat check: check that your own strategy keeps the laws of strategies."""
+"""The command `offbeat check`: check that your own strategy keeps the laws of strategies."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""offbeat compare: run several strategies with several seeds and print one table."""
+"""The command `offbeat compare`: run several strategies with several seeds and print one table."""
 
 from __future__ import annotations
 

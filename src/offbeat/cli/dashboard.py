@@ -1,4 +1,4 @@
-"""offbeat dashboard: show a folder of runs in the browser."""
+"""The command `offbeat dashboard`: show a folder of runs in the browser."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""offbeat explain: explain why a client waited, was refused, or had its weight."""
+"""The command `offbeat explain`: explain why a client waited, was refused, or had its weight."""
 
 from __future__ import annotations
 

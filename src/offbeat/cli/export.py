@@ -1,4 +1,4 @@
-"""offbeat export: write the model for use without offbeat."""
+"""The command `offbeat export`: write the model for use without offbeat."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""offbeat join: join a federation as a site."""
+"""The command `offbeat join`: join a federation as a site."""
 
 from __future__ import annotations
 

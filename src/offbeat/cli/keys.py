@@ -1,4 +1,4 @@
-"""offbeat keys: make the certificate authority, the server's certificate and the sites' keys."""
+"""The command `offbeat keys`: make the certificate authority, the server's certificate and the sites' keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""offbeat list: list the available names, or the settings of one of them."""
+"""The command `offbeat list`: list the available names, or the settings of one of them."""
 
 from __future__ import annotations
 

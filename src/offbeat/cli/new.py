@@ -1,4 +1,4 @@
-"""offbeat new: write a file to start from."""
+"""The command `offbeat new`: write a file to start from."""
 
 from __future__ import annotations
 

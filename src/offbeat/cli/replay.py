@@ -1,4 +1,4 @@
-"""offbeat replay: simulate another strategy with the timing of a live run's sites."""
+"""The command `offbeat replay`: simulate another strategy with the timing of a live run's sites."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""offbeat reproduce: compare a paper's table with our results."""
+"""The command `offbeat reproduce`: compare a paper's table with our results."""
 
 from __future__ import annotations
 

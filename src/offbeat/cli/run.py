@@ -1,4 +1,4 @@
-"""offbeat run: run one experiment and store it in a folder."""
+"""The command `offbeat run`: run one experiment and store it in a folder."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""offbeat serve: run the server of a federation."""
+"""The command `offbeat serve`: run the server of a federation."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""offbeat show: summarize runs and comparisons as text, figures, or files for papers and programs."""
+"""The command `offbeat show`: summarize runs and comparisons as text, figures, or files for papers and programs."""
 
 from __future__ import annotations
 

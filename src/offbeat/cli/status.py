@@ -1,4 +1,4 @@
-"""offbeat status: show the sites and the progress of a live run."""
+"""The command `offbeat status`: show the sites and the progress of a live run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""offbeat sweep: run a grid of settings and print one table."""
+"""The command `offbeat sweep`: run a grid of settings and print one table."""
 
 from __future__ import annotations
 

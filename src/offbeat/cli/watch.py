@@ -1,4 +1,4 @@
-"""offbeat watch: follow a run that another process computes."""
+"""The command `offbeat watch`: follow a run that another process computes."""
 
 from __future__ import annotations
 

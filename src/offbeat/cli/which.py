@@ -1,4 +1,4 @@
-"""offbeat which: run a quick tournament of methods on sites like yours, and recommend one."""
+"""The command `offbeat which`: run a quick tournament of methods on sites like yours, and recommend one."""
 
 from __future__ import annotations
 

@@ -198,9 +198,7 @@ class LoadedSiteFile:
         if isinstance(data, Mapping):
             if "train" not in data or not data.keys() <= {"train", "test"}:
                 named = ", ".join(map(str, data))
-                raise DataError(
-                    f"{self._path}: load_data() returned {named or 'an empty dict'}; 'train' is required, 'test' optional"
-                )
+                raise DataError(f"{self._path}: load_data() returned {named or 'an empty dict'}; 'train' is required")
             test = data.get("test")
             return self._pair(data["train"], "train"), None if test is None else self._pair(test, "test")
         return self._pair(data, "load_data()"), None

@@ -32,7 +32,7 @@ def slot_size(nbytes: int) -> int:
 
 
 class SlotFile:
-    """One file in `folder`, or without one an unnamed file in the system's temporary folder."""
+    """A file in `folder`, or without one an unnamed file in the system's temporary folder."""
 
     def __init__(self, folder: Path | None, size: int) -> None:
         self.size = slot_size(size)

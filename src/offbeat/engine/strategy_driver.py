@@ -240,7 +240,7 @@ class StrategyDriver:
 
     @property
     def diverged(self) -> bool:
-        """Whether the run ended because of numbers that are not finite."""
+        """Return whether the run ended because of numbers that are not finite."""
         return is_divergence(self.stop_reason)
 
     def replace_strategy(self, strategy: Strategy, state: Any) -> None:

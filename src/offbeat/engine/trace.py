@@ -149,10 +149,10 @@ class Trace:
 
     def _next_clock_check(self) -> int:
         """Return the `seq` at which to write a full block or check the clock; in memory only blocks matter."""
-        room = BLOCK_ROWS - len(self._rows)
-        if room <= 0:  # the disk is full: blocks grow
-            room = ROWS_BETWEEN_CLOCK_CHECKS
-        return self.seq + (room if self.path is None else min(room, ROWS_BETWEEN_CLOCK_CHECKS))
+        free_rows = BLOCK_ROWS - len(self._rows)
+        if free_rows <= 0:  # the disk is full: blocks grow
+            free_rows = ROWS_BETWEEN_CLOCK_CHECKS
+        return self.seq + (free_rows if self.path is None else min(free_rows, ROWS_BETWEEN_CLOCK_CHECKS))
 
     def _write_if_due(self) -> None:
         if len(self._rows) >= BLOCK_ROWS:

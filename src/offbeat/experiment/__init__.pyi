@@ -3,9 +3,9 @@ from offbeat.experiment import comparison as comparison
 from offbeat.experiment import parameter_sweep as parameter_sweep
 from offbeat.experiment.build import build_engine as build_engine
 from offbeat.experiment.build import setup as setup
-from offbeat.experiment.comparison import Comparison as Comparison
 from offbeat.experiment.comparison import DEFAULT_REFERENCE as DEFAULT_REFERENCE
 from offbeat.experiment.comparison import MANIFEST as MANIFEST
+from offbeat.experiment.comparison import Comparison as Comparison
 from offbeat.experiment.comparison import RunEntry as RunEntry
 from offbeat.experiment.comparison import create_comparison as create_comparison
 from offbeat.experiment.comparison import execute_comparison as execute_comparison

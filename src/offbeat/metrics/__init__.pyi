@@ -28,8 +28,8 @@ from offbeat.metrics.measures import placed_measures as placed_measures
 from offbeat.metrics.measures import speed_up as speed_up
 from offbeat.metrics.measures import summary_json as summary_json
 from offbeat.metrics.measures import summary_lines as summary_lines
-from offbeat.metrics.seed_statistics import Interval as Interval
 from offbeat.metrics.seed_statistics import LEVEL as LEVEL
+from offbeat.metrics.seed_statistics import Interval as Interval
 from offbeat.metrics.seed_statistics import Quantiles as Quantiles
 from offbeat.metrics.seed_statistics import Ranks as Ranks
 from offbeat.metrics.seed_statistics import confidence_interval as confidence_interval
@@ -40,8 +40,8 @@ from offbeat.metrics.seed_statistics import t_quantile as t_quantile
 from offbeat.metrics.trace_summary import DIRECTIONS as DIRECTIONS
 from offbeat.metrics.trace_summary import JOB_ENDS as JOB_ENDS
 from offbeat.metrics.trace_summary import SERVED as SERVED
-from offbeat.metrics.trace_summary import Summary as Summary
 from offbeat.metrics.trace_summary import UNFINISHED as UNFINISHED
+from offbeat.metrics.trace_summary import Summary as Summary
 from offbeat.metrics.trace_summary import format_bytes as format_bytes
 from offbeat.metrics.trace_summary import json_object as json_object
 from offbeat.metrics.trace_summary import metric_names as metric_names

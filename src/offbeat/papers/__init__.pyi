@@ -1,8 +1,8 @@
 from offbeat.papers.entries import Entry as Entry
 from offbeat.papers.entries import find_entries as find_entries
 from offbeat.papers.entries import load_papers as load_papers
-from offbeat.papers.evaluated_entry import MeasuredEntry as MeasuredEntry
 from offbeat.papers.evaluated_entry import NOT_RUN as NOT_RUN
+from offbeat.papers.evaluated_entry import MeasuredEntry as MeasuredEntry
 from offbeat.papers.evaluated_entry import evaluate_entries as evaluate_entries
 from offbeat.papers.page_merge import entry_key as entry_key
 from offbeat.papers.paper_page import write_page as write_page

@@ -21,7 +21,7 @@ BoundSign = Literal[">", "<", "?"]  # the true mean is greater, less or unknown
 
 @dataclass(frozen=True)
 class MeasuredValues:
-    """Values by method and seed. A run that did not reach a target counts with its end time, so its value is a bound."""
+    """Values by method and seed. Runs that miss a target count with their end time, which is a bound."""
 
     values: Mapping[str, Mapping[int, float]] = field(default_factory=dict)
     no_value: Mapping[str, int] = field(default_factory=dict)  # seeds without a finite value

@@ -201,7 +201,7 @@ class ReproductionStore:
 
 
 def rank_setting(setting: PaperSetting, runs: int) -> tuple[float, ...]:
-    """Return a sort key: the lowest is the best evidence. Among equals, the setting with the most finished runs wins."""
+    """Return a sort key: the lowest is the best evidence, then the setting with the most finished runs."""
     shortened = not setting.has_paper_size(RELATIVE_TIME), setting.until is not None
     end = setting.load().experiment.until
     length = -(end.updates or inf), -(end.seconds or inf)

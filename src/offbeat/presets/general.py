@@ -88,7 +88,7 @@ def heart_disease() -> Preset:
 
 
 def tcga_brca() -> Preset:
-    """Predict survival: 1088 patients of six regions, 866 of them for training. FedPAC is left out: it needs classes."""
+    """Predict survival: 1088 patients of six regions, 866 of them for training. Without FedPAC, which needs classes."""
     return _hospitals("tcga-brca", "survival with breast cancer in 6 regions", sites=6, batch=8, without=("fedpac",))
 
 

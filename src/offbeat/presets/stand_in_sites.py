@@ -65,7 +65,7 @@ def make_experiment(description: SiteDescription) -> Experiment:
 
 
 def replace_data(experiment: Experiment, sizes: Sequence[int]) -> Experiment:
-    """Replace the data of an experiment by digits, with site sizes in the range of `sizes`, scaled down if too large."""
+    """Replace the data of an experiment by digits, with site sizes in the range of `sizes`, scaled down if large."""
     scale = min(1.0, MAX_EXAMPLES / max(sizes))
     bounds = max(MIN_EXAMPLES, round(min(sizes) * scale)), max(MIN_EXAMPLES, round(max(sizes) * scale))
     stand_in = make_experiment(SiteDescription())

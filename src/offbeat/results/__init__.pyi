@@ -22,8 +22,8 @@ from offbeat.results.report import PAGE_SUFFIX as PAGE_SUFFIX
 from offbeat.results.report import draw_figure_or_page as draw_figure_or_page
 from offbeat.results.report import read_report as read_report
 from offbeat.results.report import write_report as write_report
-from offbeat.results.result_files import ComparisonResult as ComparisonResult
 from offbeat.results.result_files import RESULT_MARKERS as RESULT_MARKERS
+from offbeat.results.result_files import ComparisonResult as ComparisonResult
 from offbeat.results.result_files import csv_records as csv_records
 from offbeat.results.result_files import open_result as open_result
 from offbeat.results.result_files import rank_results as rank_results
@@ -36,8 +36,8 @@ from offbeat.results.run_follower import open_runs as open_runs
 from offbeat.results.sweep_figure import save_sweep_figure as save_sweep_figure
 from offbeat.results.sweep_figure import sweep_json as sweep_json
 from offbeat.results.sweep_figure import sweep_table as sweep_table
-from offbeat.results.table_formats import FORMATS as FORMATS
 from offbeat.results.table_formats import FORMAT_OF_SUFFIX as FORMAT_OF_SUFFIX
+from offbeat.results.table_formats import FORMATS as FORMATS
 from offbeat.results.table_formats import to_csv as to_csv
 from offbeat.results.table_formats import to_latex as to_latex
 from offbeat.results.table_formats import to_markdown as to_markdown

@@ -7,6 +7,7 @@ copies.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
@@ -88,6 +89,14 @@ class Training:
             self.steps is None or self.epochs is None,
             f"training: steps = {self.steps} and epochs = {self.epochs}: give one of them",
         )
+
+    def __getattr__(self, name: str) -> object:
+        """Find methods by their former names, with a warning."""
+        renamed = {"count": "count_steps", "fresh": "make_optimizer", "rate": "learning_rate"}
+        if name not in renamed:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        warnings.warn(f"Training.{name} is now called {renamed[name]}", DeprecationWarning, stacklevel=2)
+        return getattr(self, renamed[name])
 
     def learning_rate(self, version: int) -> float:
         return self.lr * self.lr_decay**version

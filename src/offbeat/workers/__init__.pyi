@@ -2,11 +2,11 @@ from offbeat.workers import registry as registry
 from offbeat.workers.inline import Inline as Inline
 from offbeat.workers.process_pool import ANSWER as ANSWER
 from offbeat.workers.process_pool import CLOSED as CLOSED
+from offbeat.workers.process_pool import PROGRESS as PROGRESS
+from offbeat.workers.process_pool import UNFIT as UNFIT
 from offbeat.workers.process_pool import ChildProcess as ChildProcess
 from offbeat.workers.process_pool import Message as Message
-from offbeat.workers.process_pool import PROGRESS as PROGRESS
 from offbeat.workers.process_pool import ProcessPool as ProcessPool
-from offbeat.workers.process_pool import UNFIT as UNFIT
 from offbeat.workers.process_pool import decode_text as decode_text
 from offbeat.workers.process_pool import receive as receive
 from offbeat.workers.process_pool import send as send

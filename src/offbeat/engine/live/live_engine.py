@@ -257,8 +257,8 @@ class LiveEngine:
         self.site_scores.close_point()
         run, connections = self.coordinator, self.connections
         clients = self.site_scores.sites_to_ask(connections.address, inf, connections.answer_timeout)
-        asked = () if run.driver.diverged else clients
-        self.site_scores.open_point(now, run.ledger.version, run.progress.updates, asked)
+        evaluated = () if run.driver.diverged else clients
+        self.site_scores.open_point(now, run.ledger.version, run.progress.updates, evaluated)
         self._send_questions(now, clients)
         deadline = self._monotonic() + self.timeouts.final_scores
         while self.site_scores.state.waiting and (left := deadline - self._monotonic()) > 0 and not self.interrupt:

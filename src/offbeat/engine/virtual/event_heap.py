@@ -67,7 +67,7 @@ class Clock:
 
     @property
     def only_evaluations_left(self) -> bool:
-        """Whether the model can no longer change."""
+        """Return whether the model can no longer change."""
         return all(event[1] == EVALUATE or self._is_stale(event) for event in self.heap)
 
     # ------------------------------------------------------------ timers

@@ -150,7 +150,7 @@ def run_together(engines: Mapping[int, VirtualEngine], worker: SharedWorker, on_
 
 
 class SharedWorker:
-    """One worker for several runs, which trains their jobs together.
+    """A worker that several runs share, which trains their jobs together.
 
     It numbers jobs itself, because runs use the same tickets. `make` makes the worker; it gets a function that returns
     the run of a job.

@@ -26,6 +26,7 @@ CLIENT_PREFIX, TEST_PREFIX = "client ", "test of client "  # of names of tensors
 ALIGNMENT = 64  # bytes, as torch allocates
 
 Examples = Any  # (inputs, labels) of tensors or arrays, or a map-style data set of such pairs
+AllExamples = Sequence[Examples] | Mapping[Any, Examples]  # of clients, by position, number or name
 
 
 @dataclass(frozen=True, eq=False)
@@ -127,10 +128,7 @@ def tensor_digest(tensor: Tensor) -> str:
 
 
 def read_client_datasets(
-    clients: Sequence[Examples] | Mapping[Any, Examples],
-    test: Examples | None,
-    tests: Sequence[Examples] | Mapping[Any, Examples] | None,
-    dtype: torch.dtype,
+    clients: AllExamples, test: Examples | None, tests: AllExamples | None, dtype: torch.dtype
 ) -> ClientDatasets:
     """Convert the data that a script gives to tensors.
 
@@ -141,7 +139,8 @@ def read_client_datasets(
     if not by_key:
         raise DataError("no clients: data for at least one is needed")
     names = _client_names(list(by_key))
-    numbers = {name: number for number, name in names.items()} or {key: int(key) for key in by_key}
+    numbers: dict[Hashable, int] = {name: number for number, name in names.items()}
+    numbers = numbers or {key: int(str(key)) for key in by_key}
     train = {numbers[key]: read_examples(value, f"client {_format_key(key)}", dtype) for key, value in by_key.items()}
     test_pairs = None
     if tests is not None:
@@ -153,7 +152,7 @@ def read_client_datasets(
     return ClientDatasets(train, test_pairs, None if test is None else read_examples(test, "test", dtype), names)
 
 
-def _by_key(values: Sequence[Examples] | Mapping[Any, Examples], argument: str) -> dict[Any, Examples]:
+def _by_key(values: AllExamples, argument: str) -> dict[Hashable, Examples]:
     """Return the values of a mapping by key, or those of a sequence by position."""
     if isinstance(values, Mapping):
         return dict(values)
@@ -180,7 +179,7 @@ def _client_names(keys: list[Hashable]) -> dict[int, str]:
     return dict(enumerate(names))
 
 
-def _check_tests(clients: Mapping[Any, Examples], tests: Mapping[Any, Examples]) -> None:
+def _check_tests(clients: Mapping[Hashable, Examples], tests: Mapping[Hashable, Examples]) -> None:
     """Check that clients and tests have the same keys."""
     for key in clients:
         if key not in tests:

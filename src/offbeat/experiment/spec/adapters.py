@@ -27,6 +27,7 @@ from offbeat.training import Task
 
 T = TypeVar("T")
 Code: TypeAlias = Any  # a class or function of a user
+Adapted: TypeAlias = Any  # an instance of a class that an adapter created
 Hint: TypeAlias = object  # a type annotation at run time
 
 BASIC_TYPES = (bool, int, float, str)
@@ -176,7 +177,7 @@ def _hints(code: Code) -> dict[str, Hint]:
 def _make_class(code: Code, settings: list[SettingArgument], **methods: Callable[..., object]) -> type:
     lists = {argument.name for argument in settings if argument.as_list}
 
-    def keywords(self: Any) -> dict[str, object]:
+    def keywords(self: Adapted) -> dict[str, object]:
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {key: list(value) if key in lists and value is not None else value for key, value in values.items()}
 
@@ -197,7 +198,7 @@ def _call_user_code(code: Code, call: Callable[[], T]) -> T:
 def _adapt_model(code: Code, name: str) -> type:
     parameters = _signature(code, name).parameters
 
-    def build(self: Any, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+    def build(self: Adapted, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         from_data = {"input_shape": tuple(input_shape), "num_outputs": num_outputs}
         keywords = {**self._keywords(), **{key: value for key, value in from_data.items() if key in parameters}}
         module = _call_user_code(code, lambda: seeded(seed, lambda: code(**keywords)))
@@ -211,7 +212,7 @@ def _adapt_model(code: Code, name: str) -> type:
 def _adapt_data(code: Code, name: str) -> type:
     title = f"{Path(inspect.getfile(code)).stem}:{code.__name__}"
 
-    def load(self: Any) -> Dataset:
+    def load(self: Adapted) -> Dataset:
         return dataset_from_function(_call_user_code(code, lambda: code(**self._keywords())), title, name)
 
     return _make_class(code, setting_arguments(code, name), load=load)
@@ -230,12 +231,12 @@ def _adapt_loss(code: Code, name: str) -> type:
     is_class = isinstance(code, type)
     excluded = () if is_class else _call_arguments(code, name, 2, "a loss takes outputs and labels")
 
-    def of(self: Any, task: Task, num_classes: int | None) -> Task:
+    def of(self: Adapted, task: Task, num_classes: int | None) -> Task:
         if not hasattr(task, "criterion"):
             raise ConfigError(f"loss = {name}: {type(task).__name__.lower()} has its own loss: use task")
         return replace(task, criterion=self)  # type: ignore[type-var]
 
-    def call(self: Any, outputs: Tensor, labels: Tensor) -> Tensor:
+    def call(self: Adapted, outputs: Tensor, labels: Tensor) -> Tensor:
         if is_class:
             value = _criterion(code, self, outputs.device)(outputs, labels)
         else:
@@ -249,7 +250,7 @@ def _adapt_loss(code: Code, name: str) -> type:
 
 
 @lru_cache(maxsize=64)
-def _criterion(cls: type[nn.Module], settings: Any, device: torch.device) -> nn.Module:
+def _criterion(cls: type[nn.Module], settings: Adapted, device: torch.device) -> nn.Module:
     """Create the module of a loss once, not for every batch."""
     return _call_user_code(cls, lambda: cls(**settings._keywords())).to(device)
 
@@ -257,7 +258,7 @@ def _criterion(cls: type[nn.Module], settings: Any, device: torch.device) -> nn.
 def _adapt_staleness(code: Code, name: str) -> type:
     excluded = _call_arguments(code, name, 1, "a staleness takes the number of versions since the dispatch")
 
-    def call(self: Any, u: int) -> float:
+    def call(self: Adapted, u: int) -> float:
         return float(code(u, **self._keywords()))
 
     return _make_class(code, setting_arguments(code, name, excluded), __call__=call)

@@ -27,7 +27,7 @@ SPEEDS = {"homo": "equally fast", "normal": "normal speeds", "exp": "exponential
 SIZES = (5, 10, 20)
 RATIOS = (0.05, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0)
 
-# "the default experiment settings provided by FLamby": its weighted focal loss. The weights are those of BaselineLoss in
+# "the default experiment settings provided by FLamby": its weighted focal loss, with the weights of BaselineLoss in
 # FLamby's fed_isic2019 (neither paper gives them): the number of training examples over that of the class, for MEL, NV,
 # BCC, AK, BKL, DF, VASC and SCC
 ISIC_LOSS = Focal(gamma=2.0, weights=(5.5813, 2.0472, 7.0204, 26.1194, 9.5369, 101.0707, 92.5224, 38.3443))

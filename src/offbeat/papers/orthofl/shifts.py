@@ -38,7 +38,7 @@ class Shifts:
     values: Tensor  # neurons × commits: the mean change of a neuron's weights
 
     def agreement(self, same: bool) -> float:
-        """Return the mean cosine of consecutive commits of the same client or of two; negative if they undo each other."""
+        """Return the mean cosine of consecutive commits of one client or of two; negative if they undo each other."""
         columns = list(zip(self.clients, self.values.T, strict=True))
         cosines = [cosine(a, b) for (first, a), (second, b) in pairwise(columns) if (first == second) is same]
         return fmean(cosines) if cosines else nan

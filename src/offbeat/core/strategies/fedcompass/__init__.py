@@ -27,7 +27,7 @@ Deviates: 1. A late client is not added to the arrived clients (Algorithm 1, lin
              including the last.
           9. The authors' code differs from the paper: speed="average", weights="equal", create="latest",
              discount="aggregation".
-Checked:  tests/strategies/test_fedcompass.py (Figure 1, hand-worked sums), tests/strategies/test_compass.py (properties of
+Checked:  tests/strategies/test_fedcompass.py (Figure 1, hand-worked sums), test_compass.py (properties of
           the schedule), the laws; q_min = q_max reduces to FedAsync's delta form. Appendix B's bound on groups is
           exceeded once speeds spread wider than steps (docs/strategies/fedcompass.md).
 """

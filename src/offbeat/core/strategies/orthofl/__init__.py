@@ -22,7 +22,7 @@ Deviates: 1. Calibration precedes aggregation, as in Algorithm 1: D is the work 
           8. Staleness counts from tau, not from the dispatch: with a limit on concurrency, a reply may wait while other
              updates arrive.
 Checked:  tests/strategies/test_orthofl.py (spec vectors, every ablation, calibrate=False is FedAsync bit for bit), the
-          laws, tests/strategies/test_projection.py (orthogonal in every layer, and nothing closer is), bench/server_step.py.
+          laws, test_projection.py (orthogonal in every layer, and nothing closer is), bench/server_step.py.
 """
 
 from __future__ import annotations
