@@ -13,7 +13,12 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 # modules that define constants which public modules export
-CONSTANT_MODULES = ("offbeat.testing.laws", "offbeat.testing.event_scripts", "offbeat.testing.law_runner")
+CONSTANT_MODULES = (
+    "offbeat.core.local_rules",
+    "offbeat.testing.laws",
+    "offbeat.testing.event_scripts",
+    "offbeat.testing.law_runner",
+)
 
 
 def names_of(module: ModuleType, names: Iterable[str]) -> Iterator[str]:

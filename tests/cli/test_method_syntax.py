@@ -71,7 +71,7 @@ def test_set_reads_the_same_words(offbeat):
 def test_the_same_method_twice_is_run_once_and_said(offbeat, only_made):
     told = offbeat("compare", "quickstart", *MINUTE, "--strategies", "fedbuff(k=5),fedbuff,fedavg,fedavg", "--out", "x")
     assert list(strategies("x")) == ["fedbuff(k=5)", "fedavg"]
-    assert "fedbuff is fedbuff(k=5), setting by setting: it is run once, as fedbuff(k=5)\n" in told.err
+    assert "fedbuff has the same settings as fedbuff(k=5): it is run once, as fedbuff(k=5)\n" in told.err
     assert "fedavg is named twice: it is run once\n" in told.err
 
 
@@ -122,7 +122,7 @@ def test_a_word_that_cannot_be_meant_is_refused_and_leaves_no_folder(offbeat, wo
 
 
 def test_a_buffer_nobody_can_fill_is_warned_of_once_before_the_run(offbeat, only_made):
-    line = "strategy.k = 5 is more than the 4 clients that can be at work at once"
+    line = "strategy.k = 5 exceeds the 4 clients that can work at once"
     told = offbeat("run", "quickstart", *TINY, "--set", "strategy=fedbuff", "--out", "x")
     assert told.err.count(line) == 1
     assert told.err.startswith("warning: strategy.k")

@@ -59,6 +59,6 @@ def greeting(setting: str, name: str) -> bytes:
 @pytest.mark.parametrize("setting", ["model", "data", "loss", "partition"])
 def test_a_site_runs_nothing_that_a_server_names(setting: str) -> None:
     Path("there.py").write_text("from pathlib import Path\nPath('run').touch()\ndef it(): ...\n")
-    with pytest.raises(OffbeatError, match=r"^it is code of somebody's own, which is not run here"):
+    with pytest.raises(OffbeatError, match=r"^it is user code, which is not executed here"):
         site().handle(greeting(setting, f"{Path.cwd()}/there.py:it"))
     assert not Path("run").exists()

@@ -50,7 +50,7 @@ def test_strategies_train_to_the_same_bits(connected, name, training, caplog):
     assert torch.equal(given.outcome.model, expected.outcome.model)
     assert given.summary.updates == expected.summary.updates > 0
     assert given.summary.worker == "ray"
-    assert not [line for line in caplog.messages if "can be at work at once" not in line]  # a default for more clients
+    assert not [line for line in caplog.messages if "can work at once" not in line]  # a default for more clients
 
 
 def test_a_trainer_with_a_model_of_ones_own_file_can_be_loaded_where_that_file_is_not(tmp_path):

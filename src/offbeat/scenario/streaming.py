@@ -103,7 +103,7 @@ class Drifting(Growing):
 class ClassIncremental(Drifting):
     """Data that grows class by class: a new class begins once all examples of the one before have arrived."""
 
-    strength: UpToOne = 1.0
+    strength: UpToOne = 1.0  # 1: no overlap of classes in time; 0: classes arrive at random
 
 
 STREAMS: dict[str, type[Stream]] = {

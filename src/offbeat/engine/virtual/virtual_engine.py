@@ -135,10 +135,7 @@ class VirtualEngine:
                 self.provide(collect((ticket,)))
             self._waiting = None
             clock.pop()
-            if kind == ARRIVE:
-                self._arrive(client, ticket)
-            else:
-                self._handle(kind, client, ticket)
+            self._handle(kind, client, ticket)
             if driver.stop_reason is None and (self.interrupt or self.checkpoints is not None):
                 self._between_events()  # a checkpoint of an ended run would be resumed past its end
 
@@ -218,7 +215,9 @@ class VirtualEngine:
     # ------------------------------------------------------------ events
 
     def _handle(self, kind: int, client: int, ticket: int) -> None:
-        if kind == LOST and ticket != NO_ID:
+        if kind == ARRIVE:
+            self._arrive(client, ticket)
+        elif kind == LOST and ticket != NO_ID:
             self._expire(client, ticket)
         elif kind == LOST:
             self._depart(client)
