@@ -263,7 +263,7 @@ def test_processes_that_cannot_be_meant_are_refused(text, words):
     assert words in str(caught.value)
 
 
-# Ray: these hold whether it is installed or not; what it computes is asked in tests/engines/test_ray.py
+# Ray: these hold whether it is installed or not; what it computes is asked in tests/workers/test_ray.py
 
 
 @pytest.fixture

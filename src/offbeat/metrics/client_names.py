@@ -16,7 +16,7 @@ from pathlib import Path
 from offbeat.core.errors import RunError
 
 NAMES_FACT = "names"  # JSON: client -> name
-SITES_FILE = "sites.json"  # written by engine/live/site_ids.py
+SITES_FILE = "sites.json"  # written by engine/live/sites.py
 MAX_LISTED_CLIENTS = 40  # larger populations are not listed client by client
 
 
