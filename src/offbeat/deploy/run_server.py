@@ -176,6 +176,7 @@ def create_engine(
     engines: list[LiveEngine] = []
 
     def base_of(ticket: int) -> Tensor | None:
+        """Return the model that the job of this ticket started from, or None if the ticket is not open."""
         job = engines[0].coordinator.ledger.open_jobs.get(ticket) if engines else None
         return None if job is None else job.base
 

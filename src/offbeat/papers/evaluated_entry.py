@@ -120,6 +120,7 @@ class EntryResult:
 
     @property
     def size(self) -> str:
+        """Return the table cell for the size of the runs behind the entry."""
         return "–"
 
 

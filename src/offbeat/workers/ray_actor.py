@@ -125,6 +125,7 @@ class TrainingActor:
             return NO_MEMORY, str(error).encode(errors="replace"), []
 
     def _answer(self, body: bytes, blocks: tuple[TensorBytes, ...]) -> ActorAnswer:
+        """Train the job that `body` and its tensor `blocks` encode, and return the encoded result."""
         if self._train is None:
             return UNFIT, b"the actor has no trainer", []
         try:

@@ -84,6 +84,7 @@ def check_final_checksums(folder: Path) -> None:
 
 
 def _read_bytes(path: Path) -> bytes:
+    """Read a file; raise RunError with its name if this fails."""
     try:
         return path.read_bytes()
     except OSError as error:

@@ -63,6 +63,7 @@ def stack_module(module: nn.Module) -> Forward:
 def _run_single(
     module: nn.Module, sites: Mapping[str, int], params: Params, x: Tensor, keys: Tensor | None, batch: BatchMask
 ) -> Tensor:
+    """Run a module that is a single layer, without tracing it."""
     return LAYERS[type(module)](ForwardContext(params, keys, sites, batch), "", module, _apply_input_hooks(module, x))
 
 
