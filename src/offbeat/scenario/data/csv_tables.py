@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isinf
 from pathlib import Path
@@ -25,17 +25,17 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 
 def read_matrix(path: Path) -> NDArray[np.float64]:
     """Read a file of numbers, separated by white space, with the same number of them in every row."""
-    values = parse_matrix(path, io.StringIO(read_text(path)))
+    values = parse_matrix(path, read_text(path).splitlines())
     if values.size == 0:
         raise DataError(f"{path} is empty")
     return values
 
 
 def parse_matrix(
-    path: Path, text: io.StringIO, separator: str | None = None, columns: Sequence[int] | None = None
+    path: Path, lines: Iterable[str], separator: str | None = None, columns: Sequence[int] | None = None
 ) -> NDArray[np.float64]:
     try:
-        return np.loadtxt(text, dtype=np.float64, delimiter=separator, ndmin=2, usecols=columns)
+        return np.loadtxt(lines, dtype=np.float64, delimiter=separator, ndmin=2, usecols=columns)
     except ValueError as error:
         raise DataError(f"{path}: not a table of numbers ({str(error).splitlines()[0]})") from None
 
