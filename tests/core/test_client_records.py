@@ -92,5 +92,5 @@ def test_a_client_whose_update_is_pending_is_evicted_later() -> None:
     absences, used = Absences(), {1: None}
     for client in (0, 1):
         absences.update(ClientLost(1.0, client), 3.0)
-    assert absences.update(TimerFired(5.0, "t"), 3.0, used.__contains__) == [0]
+    assert absences.update(TimerFired(5.0, "t"), 3.0, used) == [0]
     assert absences.update(TimerFired(6.0, "t"), 3.0) == [1]

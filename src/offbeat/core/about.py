@@ -34,6 +34,7 @@ def deviations_of(strategy: type) -> list[str]:
 
 
 def _field(strategy: type, name: str) -> str:
+    """Return the text of a field in the header of the strategy's file, or an empty string."""
     text = sys.modules[strategy.__module__].__doc__ or ""
     field = re.search(rf"^{name}:(.*?)(?=^\w+:|\Z)", text, re.DOTALL | re.MULTILINE)
     return field[1] if field else ""

@@ -1,7 +1,4 @@
-"""Example indices of very many clients, computed on access.
-
-Only the number of examples is stored per client.
-"""
+"""Example indices of very many clients, computed on access: only the number of examples is stored per client."""
 
 from __future__ import annotations
 
@@ -38,13 +35,12 @@ class ComputedRows(Sequence[Tensor]):
             return [self[index] for index in range(*client.indices(len(self)))]
         if not 0 <= client < len(self):
             raise IndexError(client)
-        last = self._last
-        if last is None or last[0] != client:
+        if self._last is None or self._last[0] != client:
             rows = self._compute(client)
             if len(rows) != self.counts[client]:
                 raise DataError(f"client {client} has {len(rows)} rows, but its count is {self.counts[client]}")
-            last = self._last = client, rows
-        return last[1]
+            self._last = client, rows
+        return self._last[1]
 
     def map(self, change: RowChange, counts: Mapping[int, int] | None = None) -> ComputedRows:
         """Return rows to which `change` is applied on access; pass `counts` if it changes their number."""
@@ -52,16 +48,15 @@ class ComputedRows(Sequence[Tensor]):
 
 
 def _apply(compute: Callable[[int], Tensor], change: RowChange, client: int) -> Tensor:
+    """Compute the rows of a client and change them; a module-level function, because rows are sent to processes."""
     return change(client, compute(client))
 
 
 def map_rows(rows: Sequence[Tensor], change: RowChange) -> Sequence[Tensor]:
     """Apply the same change to the rows of every client, on access if they are computed."""
-    return (
-        rows.map(change)
-        if isinstance(rows, ComputedRows)
-        else [change(client, part) for client, part in enumerate(rows)]
-    )
+    if isinstance(rows, ComputedRows):
+        return rows.map(change)
+    return [change(client, part) for client, part in enumerate(rows)]
 
 
 def evenly_spaced(count: int, at_most: int) -> list[int]:

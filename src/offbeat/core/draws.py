@@ -11,10 +11,10 @@ from functools import lru_cache
 from hashlib import blake2b
 from math import log
 from statistics import NormalDist
-from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 _NORMAL = NormalDist()
 _SCALE = 2.0**-53
@@ -38,7 +38,7 @@ def bits(seed: int, purpose: str, *counters: int) -> int:
     return _whole(hashed.digest(), "little")
 
 
-def bits_for_keys(purpose: str, keys: Iterable[tuple[int, int, int]]) -> np.ndarray[Any, np.dtype[np.uint64]]:
+def bits_for_keys(purpose: str, keys: Iterable[tuple[int, int, int]]) -> NDArray[np.uint64]:
     """Return 64 random bits for each key (seed, counter, counter) of one purpose."""
     digests = []
     for seed, first, second in keys:

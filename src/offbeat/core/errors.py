@@ -1,7 +1,4 @@
-"""Errors that users see, and helpers for their messages.
-
-Each message states what is wrong, what was given, and the nearest valid value.
-"""
+"""Errors that users see, and functions for their messages: what is wrong, what was given, the nearest valid value."""
 
 from __future__ import annotations
 
@@ -79,13 +76,11 @@ def describe_choices(what: str, choices: Iterable[str], name: str = "") -> str:
     names = sorted(choices)
     if len(names) <= MAX_INLINE_NAMES:
         return f"known: {', '.join(names)}"
-    some = difflib.get_close_matches(name, names, n=3, cutoff=0.0) if name else names[:3]
-    where = (
-        f"'offbeat list {LIST_COMMANDS[what]}' shows all {len(names)}"
-        if what in LIST_COMMANDS
-        else f"and {len(names) - 3} more"
-    )
-    return f"known: {', '.join(some)}, …; {where}"
+    examples = difflib.get_close_matches(name, names, n=3, cutoff=0.0) if name else names[:3]
+    rest = f"and {len(names) - 3} more"
+    if what in LIST_COMMANDS:
+        rest = f"'offbeat list {LIST_COMMANDS[what]}' shows all {len(names)}"
+    return f"known: {', '.join(examples)}, …; {rest}"
 
 
 def escape_unprintable(text: object) -> str:

@@ -1,14 +1,14 @@
 """Jobs, their results, and stacks of jobs.
 
-A job is a pure function: (base, work, rule memory, amount of data, random key) -> result. It can therefore be computed
-late, in any process, or twice.
+A job is a pure function of (base, work, rule memory, amount of data, random key), so it can be computed late, in any
+process, or twice.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ CLIENT_STATISTICS = "own statistics"
 # name of the extra with the seconds of training that a live client measured
 TRAINING_SECONDS = "training_seconds"
 Rate = float | Tensor
+Carry = TypeVar("Carry")
 
 
 @dataclass(slots=True)  # not frozen: one is created per update, and freezing would slow the engine by 5 %
@@ -71,9 +72,6 @@ def extract_client_statistics(job: Job, result: Result, layout: Layout) -> Resul
     return replace(result, local=local, memory={**result.memory, CLIENT_STATISTICS: layout.statistics(result.local)})
 
 
-# ---------------------------------------------------------------- stacks of clients
-
-
 def to_column(values: Sequence[Rate], like: Tensor) -> Tensor:
     """Return one number per client as a column, ready to multiply with stacked vectors."""
     numbers = torch.tensor([float(value) for value in values], dtype=like.dtype)
@@ -93,11 +91,13 @@ def stack_jobs(jobs: Sequence[LocalJob]) -> LocalJob:
     return LocalJob(base, start, first.layout, to_column([job.lr for job in jobs], start), extras, memory, first.probe)
 
 
-def stack_carries(carries: Sequence[Any]) -> Any:
+def stack_carries(carries: Sequence[Carry]) -> Carry:
     """Stack the carries returned by `begin`; values other than tensors are equal for all jobs."""
-    return tree_map(lambda *leaves: torch.stack(leaves) if isinstance(leaves[0], Tensor) else leaves[0], *carries)
+    stacked: Carry = tree_map(lambda *leaf: torch.stack(leaf) if isinstance(leaf[0], Tensor) else leaf[0], *carries)
+    return stacked
 
 
-def select_carry(carry: Any, client: int) -> Any:
+def select_carry(carry: Carry, client: int) -> Carry:
     """Return the carry of one client of a stack."""
-    return tree_map(lambda leaf: leaf[client].clone() if isinstance(leaf, Tensor) else leaf, carry)
+    selected: Carry = tree_map(lambda leaf: leaf[client].clone() if isinstance(leaf, Tensor) else leaf, carry)
+    return selected

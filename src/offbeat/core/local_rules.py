@@ -6,7 +6,7 @@ A rule is the client half of a method. `offbeat.core.protocol` exports the types
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import isfinite
 from typing import Any, ClassVar, Protocol
 
@@ -27,6 +27,7 @@ class Phase:
 
 
 Gradient = Callable[[Tensor], Tensor]  # point -> gradient of this batch's loss there (trainable entries only)
+RuleCarry = Any  # the values that a rule passes from step to step: tensors in tuples, dicts or dataclasses
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ class LocalRule(Protocol):
         """Return the phases of the training; one by default."""
         return (Phase(steps=work.steps, epochs=work.epochs, lr=work.lr),)
 
-    def begin(self, job: LocalJob) -> Any:
+    def begin(self, job: LocalJob) -> RuleCarry:
         """Run once before the first step and return the carry that `direction` receives."""
         return None
 
@@ -74,11 +75,11 @@ class LocalRule(Protocol):
         """Return the loss of the method, or None for the loss of the task. `features` are the inputs of the head."""
         return None
 
-    def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: Any) -> tuple[Tensor, Any]:
+    def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: RuleCarry) -> tuple[Tensor, RuleCarry]:
         """Return the direction for the optimizer and the new carry."""
         return grad(w), carry
 
-    def end(self, job: LocalJob, local: Tensor, carry: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    def end(self, job: LocalJob, local: Tensor, carry: RuleCarry) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         """Run once after the last step on the complete local vector; return (extras to upload, new memory)."""
         return {}, {}
 
@@ -122,7 +123,7 @@ class Proximal(LocalRule):
     def __post_init__(self) -> None:
         require(self.mu >= 0 and isfinite(self.mu), f"proximal mu = {self.mu}: must be 0 or more, and finite")
 
-    def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: Any) -> tuple[Tensor, Any]:
+    def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: RuleCarry) -> tuple[Tensor, RuleCarry]:
         return grad(w).add(w - job.start, alpha=self.mu), carry
 
 
@@ -130,7 +131,6 @@ def with_proximal(work: LocalWork, mu: float) -> LocalWork:
     """Return the work with a proximal term; mu = 0 returns it unchanged."""
     if mu == 0:
         return work
-    require(
-        work.rule is None, f"a proximal term of {mu} cannot be added to work that already has the rule {work.rule!r}"
-    )
-    return LocalWork(steps=work.steps, epochs=work.epochs, lr=work.lr, rule=Proximal(mu=mu), extras=work.extras)
+    message = f"a proximal term of {mu} cannot be added to work that already has the rule {work.rule!r}"
+    require(work.rule is None, message)
+    return replace(work, rule=Proximal(mu=mu))

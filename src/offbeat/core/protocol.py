@@ -20,34 +20,10 @@ from offbeat.core.local_rules import Gradient, LocalJob, LocalRule, LocalWork, P
 from offbeat.core.vector import Layout, Slice
 
 __all__ = [
-    "Action",
-    "CancelTimer",
-    "ClientLost",
-    "ClientReady",
-    "Commit",
-    "Dispatch",
-    "Event",
-    "Gradient",
-    "Layout",
-    "LocalJob",
-    "LocalRule",
-    "LocalWork",
-    "Note",
-    "Phase",
-    "ProtocolError",
-    "Reject",
-    "SetTimer",
-    "Slice",
-    "State",
-    "Stop",
-    "Strategy",
-    "TimerFired",
-    "UpdateArrived",
-    "World",
-]
-
-
-# ---------------------------------------------------------------- events: facts
+    "Action", "CancelTimer", "ClientLost", "ClientReady", "Commit", "Dispatch", "Event", "Gradient", "Layout",
+    "LocalJob", "LocalRule", "LocalWork", "Note", "Phase", "ProtocolError", "Reject", "SetTimer", "Slice", "State",
+    "Stop", "Strategy", "TimerFired", "UpdateArrived", "World",
+]  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,9 +69,6 @@ class TimerFired:
 
 
 Event = ClientReady | UpdateArrived | ClientLost | TimerFired
-
-
-# ---------------------------------------------------------------- actions: requests
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +132,8 @@ class Stop:
 Action = Dispatch | Commit | SetTimer | CancelTimer | Reject | Note | Stop
 
 
-# ---------------------------------------------------------------- the server half
-
-
-def _dict_store(name: str) -> MutableMapping[int, Tensor]:
+def _dict_store(purpose: str) -> MutableMapping[int, Tensor]:
+    """Return a dict as store for per-client tensors."""
     return {}
 
 

@@ -25,7 +25,7 @@ class Must:
     accepts: Callable[[Any], bool]
 
 
-# functions instead of lambdas in annotations, which are evaluated where a lambda cannot see its module's names
+# annotations are evaluated where a lambda cannot see the names of its module; the functions below can
 
 
 def least(bound: float, message: str) -> Must:
@@ -93,13 +93,14 @@ def check(settings: Any) -> None:
 
 
 @cache  # resolving annotations is slow: once per class
-def _checked_fields(cls: type) -> tuple[tuple[str, bool, tuple[Must, ...]], ...]:
+def _checked_fields(cls: type) -> list[tuple[str, bool, tuple[Must, ...]]]:
+    """Return name, whether None is allowed, and constraints of each setting that has constraints."""
     hints = get_type_hints(cls, include_extras=True)
     entries = ((f.name, *_constraints_of(hints[f.name])) for f in fields(cls))
-    return tuple(entry for entry in entries if entry[2])
+    return [entry for entry in entries if entry[2]]
 
 
-def _constraints_of(hint: Any) -> tuple[bool, tuple[Must, ...]]:
+def _constraints_of(hint: object) -> tuple[bool, tuple[Must, ...]]:
     """Return whether None is allowed, and the constraints of other values."""
     musts: list[Must] = []
     if get_origin(hint) is Annotated:

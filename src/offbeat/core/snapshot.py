@@ -1,9 +1,8 @@
 """Conversion of states to JSON data plus tensors and back, for checkpoints without pickle.
 
-`pack` converts a value to a JSON tree in which each distinct tensor is a number; `unpack` converts it back. Tensors
-that are shared in the state stay shared. Dataclasses are stored by class name and rebuilt through their constructor.
-Only classes of imported modules are found, so a file cannot execute code. Layouts, worlds and callables are not
-stored: a restored state takes them from `init(world)`.
+Each distinct tensor becomes a number in the JSON tree, so shared tensors stay shared. Dataclasses are stored by class
+name and rebuilt through their constructor; only classes of imported modules are found, so a file cannot execute code.
+Layouts, worlds and callables are not stored: a restored state takes them from `init(world)`.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, MutableMapping
 from dataclasses import MISSING, fields, is_dataclass
 from types import NoneType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -26,6 +25,7 @@ from offbeat.core.vector import Layout
 Tree = Any  # JSON data
 Put = Callable[[Tensor], int]  # stores a tensor and returns its number
 Get = Callable[[int], Tensor]
+T = TypeVar("T")
 
 
 @runtime_checkable
@@ -52,6 +52,7 @@ class TensorTable:
         self._numbers: dict[int, int] = {}
 
     def put(self, tensor: Tensor) -> int:
+        """Return the number of a tensor, after adding it if it is new."""
         number = self._numbers.get(id(tensor))
         if number is None:
             number = self._numbers[id(tensor)] = len(self.tensors)
@@ -59,32 +60,29 @@ class TensorTable:
         return number
 
     def get(self, number: int) -> Tensor:
+        """Return the tensor with a number."""
         return self.tensors[number]
 
 
-def pack(value: Any, put: Put) -> Tree:
+def pack(value: object, put: Put) -> Tree:
     """Convert a value to a JSON tree; `put` stores its tensors."""
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
+    cls = type(value)
     if isinstance(value, Tensor):
-        return {"$tensor": put(value.detach())} if value.requires_grad else {"$tensor": put(value)}
+        return {"$tensor": put(value.detach() if value.requires_grad else value)}
     if isinstance(value, list):
         return _pack_integers(value, put) or [pack(v, put) for v in value]
-    if isinstance(value, (tuple, dict)) and type(value) not in (tuple, dict):
-        raise CheckpointError(
-            f"a {type(value).__name__} cannot be saved: it would be restored as a {type(value).__mro__[1].__name__}"
-        )
+    if isinstance(value, (tuple, dict)) and cls not in (tuple, dict):
+        raise CheckpointError(f"a {cls.__name__} cannot be saved: it would be restored as a {cls.__mro__[1].__name__}")
     if isinstance(value, tuple):
         return {"$tuple": [pack(v, put) for v in value]}
     if isinstance(value, deque):
         return {"$deque": _pack_integers(value, put) or [pack(v, put) for v in value], "maxlen": value.maxlen}
     if isinstance(value, array):
-        wide = array("d" if value.typecode in "fd" else "q", value)
-        dtype = torch.float64 if wide.typecode == "d" else torch.int64
-        return {
-            "$array": value.typecode,
-            "tensor": put(torch.frombuffer(wide, dtype=dtype) if wide else torch.zeros(0, dtype=dtype)),
-        }
+        code, dtype = ("d", torch.float64) if value.typecode in "fd" else ("q", torch.int64)
+        numbers = torch.frombuffer(array(code, value), dtype=dtype) if value else torch.zeros(0, dtype=dtype)
+        return {"$array": value.typecode, "tensor": put(numbers)}
     if isinstance(value, Mapping):
         keys = _pack_integers(value.keys(), put)
         if keys and set(map(type, value.values())) == {NoneType}:  # a dict used as an ordered set
@@ -94,19 +92,18 @@ def pack(value: Any, put: Put) -> Tree:
             return {"$keys": keys, "values": values}
         return {"$map": [[pack(k, put), pack(v, put)] for k, v in value.items()]}
     if is_dataclass(value) and not isinstance(value, type):
-        cls = type(value)
         if "<locals>" in cls.__qualname__:
             raise CheckpointError(
                 f"{cls.__qualname__} cannot be saved: define the class at the top level of its module"
             )
-        body = {f.name: pack(getattr(value, f.name), put) for f in fields(cls) if f.init}
+        body = {f.name: pack(getattr(value, f.name), put) for f in fields(value) if f.init}
         return {"$class": f"{cls.__module__}:{cls.__qualname__}", "fields": body}
     if isinstance(value, (set, frozenset)):
         raise CheckpointError("a set cannot be saved: its order would be lost; use a dict with None values")
-    raise CheckpointError(f"a {type(value).__name__} cannot be saved in a checkpoint")
+    raise CheckpointError(f"a {cls.__name__} cannot be saved in a checkpoint")
 
 
-def _pack_integers(values: Collection[Any], put: Put) -> Tree | None:
+def _pack_integers(values: Collection[object], put: Put) -> Tree | None:
     """Store many integers as a tensor, because text would cost seconds per million clients; None if not applicable."""
     if len(values) < TENSOR_MIN_LENGTH or set(map(type, values)) != {int}:
         return None
@@ -144,14 +141,14 @@ def unpack(tree: Tree, get: Get) -> Any:
     raise CheckpointError(f"unreadable entry in a checkpoint: {str(tree)[:80]}")
 
 
-def expect_type(kind: type, value: Any, name: str) -> Any:
+def expect_type(kind: type, value: object, name: str) -> Any:
     """Return the value of a checkpoint's entry, or raise CheckpointError if it has another type."""
     if not isinstance(value, kind):
         raise CheckpointError(f"unexpected content: {name} is a {type(value).__name__}")
     return value
 
 
-def pack_state(state: Any, put: Put) -> Tree:
+def pack_state(state: Any, put: Put) -> dict[str, Tree]:
     """Convert a strategy's state field by field, without the fields that `init` provides."""
     return {
         f.name: {"$store": value.save(put)} if isinstance(value, SavesItself) else pack(value, put)
@@ -160,11 +157,12 @@ def pack_state(state: Any, put: Put) -> Tree:
     }
 
 
-def unpack_state(fresh: Any, tree: Tree, get: Get) -> Any:
+def unpack_state(fresh: T, tree: Tree, get: Get) -> T:
     """Fill a state just created by `init(world)` with the saved fields; fields not saved must have a default."""
-    without_default = {f.name for f in fields(fresh) if f.default is MISSING and f.default_factory is MISSING}
-    wanted = without_default & pack_state(fresh, lambda _: 0).keys()
-    if not wanted <= tree.keys() <= {f.name for f in fields(fresh)}:
+    known = fields(fresh)  # type: ignore[arg-type]
+    without_default = {f.name for f in known if f.default is MISSING and f.default_factory is MISSING}
+    required = without_default & pack_state(fresh, lambda _: 0).keys()
+    if not required <= tree.keys() <= {f.name for f in known}:
         raise CheckpointError(f"unexpected content: its state has the fields {', '.join(tree)}")
     for name, saved in tree.items():
         current = getattr(fresh, name)
@@ -182,17 +180,15 @@ def unpack_state(fresh: Any, tree: Tree, get: Get) -> Any:
     return fresh
 
 
-def _is_compatible(saved: Any, current: Any) -> bool:
+def _is_compatible(saved: object, current: object) -> bool:
     """Return whether a saved value may replace the current one; numbers and None replace each other."""
-    numbers = (NoneType, bool, int, float)
-    if saved is None or current is None or (isinstance(saved, numbers) and isinstance(current, numbers)):
+    if saved is None or current is None or type(saved) is type(current):
         return True
-    return type(saved) is type(current) or any(
-        isinstance(saved, kind) and isinstance(current, kind) for kind in (Mapping, Tensor)
-    )
+    groups: tuple[tuple[type, ...], ...] = ((int, float), (Mapping,), (Tensor,))  # a bool is an int
+    return any(isinstance(saved, group) and isinstance(current, group) for group in groups)
 
 
-def matches_repr(value: Any, text: str) -> bool:
+def matches_repr(value: object, text: str) -> bool:
     """Return whether the text is the repr of an equal value, possibly without fields that have their defaults."""
     if not is_dataclass(value) or isinstance(value, type):
         return repr(value) == text
@@ -200,15 +196,17 @@ def matches_repr(value: Any, text: str) -> bool:
     return f"{type(value).__qualname__}({', '.join(f'{f.name}={getattr(value, f.name)!r}' for f in shown)})" == text
 
 
-def _comes_from_init(value: Any) -> bool:
+def _comes_from_init(value: object) -> bool:
+    """Return whether `init` provides this value of a field: layout, world, known clients or a function."""
     known_clients = isinstance(value, Mapping) and not isinstance(value, MutableMapping)
     plain_function = callable(value) and not is_dataclass(value) and not isinstance(value, Tensor)
     return isinstance(value, (Layout, World)) or known_clients or plain_function
 
 
-def _find_class(name: str) -> Any:
+def _find_class(name: str) -> Callable[..., object]:
+    """Return the dataclass `module:name` of an imported module."""
     module, _, qualname = name.partition(":")
-    cls: Any = sys.modules.get(module)
+    cls: object = sys.modules.get(module)
     for part in qualname.split("."):
         cls = getattr(cls, part, None)
     if not (isinstance(cls, type) and is_dataclass(cls)):

@@ -30,9 +30,13 @@ class Sketcher(Protocol):
     """Computes a short vector from the sensitivities of a model, on client and server (FedPSA)."""
 
     @property
-    def signal(self) -> str: ...
+    def signal(self) -> str:
+        """The quantity that is sketched: sensitivity or parameters."""
+        ...
 
-    def sketch(self, signal: Tensor, seed: int) -> Tensor: ...
+    def sketch(self, signal: Tensor, seed: int) -> Tensor:
+        """Project the signal to a short vector."""
+        ...
 
 
 ModelFor = Callable[[Any, int], Tensor]  # (state, client) -> the client's own model

@@ -1,15 +1,9 @@
 """Flat vectors: every model is one contiguous vector plus a layout that names its slices.
 
-Server arithmetic is then a few passes over memory, whatever the architecture. The kind of a slice depends on how its
-tensor is registered and on its dtype, never on its name: `param` (trainable float parameters, tied ones once),
-`buffer` (float statistics such as BatchNorm's running mean), `counter` (integers such as num_batches_tracked, exact
-in float32 up to 2^24, in bfloat16 up to 256). Frozen parameters and non-persistent buffers stay in the module.
-
-For every large tensor that torch allocates, the operating system hands out zeroed pages. On a model of 9.2 M
-parameters this makes a server step three to five times as slow (`bench/server_step.py`). `new_vector` and
-`reusable_memory` therefore keep the memory of freed vectors and hand it out again, with arbitrary contents.
-`split_together` cuts vectors into short pieces, so that the intermediate results of a formula stay in the caches. Sums
-and products of entries do not depend on the pieces; inner products over several pieces round differently.
+Frozen parameters and non-persistent buffers stay in the module. The functions at the end save time on large vectors
+(`bench/server_step.py`): `new_vector` and `reusable_memory` reuse the memory of freed vectors, because the operating
+system clears every new page, and `split_together` cuts vectors into pieces that stay in the caches. Results of entries
+do not depend on the pieces, but inner products over several pieces round differently.
 """
 
 from __future__ import annotations
@@ -19,7 +13,7 @@ import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import hypot, prod
-from typing import Any, Literal, get_args
+from typing import Literal, get_args
 
 import numpy as np
 import torch
@@ -46,7 +40,12 @@ def largest_norm(dtype: torch.dtype) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """A named tensor of the model and its position in the flat vector."""
+    """A named tensor of the model and its position in the flat vector.
+
+    The kind depends on how the tensor is registered and on its dtype: `param` (trainable, tied ones once), `buffer`
+    (float statistics such as BatchNorm's running mean) or `counter` (integers such as num_batches_tracked, exact in
+    float32 up to 2^24, in bfloat16 up to 256).
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -82,22 +81,21 @@ class Layout:
                     f"slice {s.name!r} starts at {s.start}, expected {end}: slices must not overlap or leave gaps"
                 )
             end = s.stop
-        put = object.__setattr__  # sets derived fields of a frozen dataclass
-        put(self, "slices", tuple(self.slices))
-        put(self, "size", end)
-        put(self, "params", self._merged("param"))
-        put(self, "buffers", self._merged("buffer"))
-        put(self, "counters", self._merged("counter"))
-        put(self, "params_only", not self.buffers and not self.counters)
+        set_field = object.__setattr__  # the dataclass is frozen
+        set_field(self, "slices", tuple(self.slices))
+        set_field(self, "size", end)
+        set_field(self, "params", self._merge_ranges("param"))
+        set_field(self, "buffers", self._merge_ranges("buffer"))
+        set_field(self, "counters", self._merge_ranges("counter"))
+        set_field(self, "params_only", not self.buffers and not self.counters)
 
-    def _merged(self, kind: Kind) -> tuple[Range, ...]:
+    def _merge_ranges(self, kind: Kind) -> tuple[Range, ...]:
+        """Return the positions of all slices of a kind, with adjacent slices merged."""
         ranges: list[Range] = []
-        for s in self.slices:
-            if s.kind != kind or s.start == s.stop:
-                continue
+        for s in self.of_kind(kind):
             if ranges and ranges[-1][1] == s.start:
                 ranges[-1] = (ranges[-1][0], s.stop)
-            else:
+            elif s.start < s.stop:
                 ranges.append((s.start, s.stop))
         return tuple(ranges)
 
@@ -144,11 +142,12 @@ class Layout:
 
 
 def _with_ranges(vector: Tensor, ranges: tuple[Range, ...], values: Tensor) -> Tensor:
-    out, at = vector.clone(), 0
+    """Return a copy of `vector` in which `values` fill the ranges, one after the other."""
+    new, used = vector.clone(), 0
     for a, b in ranges:
-        out[..., a:b] = values[..., at : at + b - a]
-        at += b - a
-    return out
+        new[..., a:b] = values[..., used : used + b - a]
+        used += b - a
+    return new
 
 
 def _exchanged_tensors(module: nn.Module) -> list[tuple[Kind, str, Tensor]]:
@@ -164,22 +163,18 @@ def _exchanged_tensors(module: nn.Module) -> list[tuple[Kind, str, Tensor]]:
         if p.dtype != dtype:
             raise ConfigError(f"parameter {name!r} is {p.dtype}, others are {dtype}: a flat vector has one dtype")
         params.append(("param", name, p))
-    buffers: list[tuple[Kind, str, Tensor]] = []
-    counters: list[tuple[Kind, str, Tensor]] = []
+    statistics: list[tuple[Kind, str, Tensor]] = []
     seen: set[int] = set()
     for prefix, m in module.named_modules():
         for name, b in m._buffers.items():
             if b is None or name in m._non_persistent_buffers_set or id(b) in seen:
                 continue
             seen.add(id(b))
-            full = f"{prefix}.{name}" if prefix else name
-            if b.dtype.is_floating_point:
-                buffers.append(("buffer", full, b))
-            elif not b.dtype.is_complex:
-                counters.append(("counter", full, b))
-            else:
-                raise ConfigError(f"buffer {full!r} is {b.dtype}: complex buffers cannot be sent")
-    return params + buffers + counters
+            path = f"{prefix}.{name}" if prefix else name
+            if b.dtype.is_complex:
+                raise ConfigError(f"buffer {path!r} is {b.dtype}: complex buffers cannot be sent")
+            statistics.append(("buffer" if b.dtype.is_floating_point else "counter", path, b))
+    return params + sorted(statistics, key=lambda entry: entry[0] == "counter")
 
 
 def flatten(module: nn.Module) -> Tensor:
@@ -204,8 +199,9 @@ class Binding:
         for s, p in zip(self.layout.of_kind("param"), self.params, strict=True):
             p.data = self.vector[s.start : s.stop].view(s.shape)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Binding, (self.module,)  # pickling a view copies it: bind the parameters again in the other process
+    def __reduce__(self) -> tuple[type[Binding], tuple[nn.Module]]:
+        """Bind the parameters again in the other process, because pickling a view copies it."""
+        return Binding, (self.module,)
 
     def load(self, vector: Tensor) -> None:
         """Copy a vector into the module."""
@@ -224,10 +220,11 @@ class Binding:
         return self.vector.clone()
 
     def _statistics(self) -> list[tuple[Slice, Tensor]]:
+        """Return slice and current tensor of each buffer and counter."""
         if self.layout.params_only:
             return []
-        tensors = [t for kind, _, t in _exchanged_tensors(self.module) if kind != "param"]
-        return list(zip((s for s in self.layout.slices if s.kind != "param"), tensors, strict=True))
+        tensors = zip(self.layout.slices, _exchanged_tensors(self.module), strict=True)
+        return [(s, t) for s, (kind, _, t) in tensors if kind != "param"]
 
 
 Block = NDArray[np.uint8]
@@ -271,6 +268,7 @@ def reusable_memory(like: Tensor) -> Tensor | None:
 
 
 def _release(size: int, block: Block) -> None:
+    """Keep the block of a freed vector, unless enough blocks of this size are kept."""
     spare = _spare.setdefault(size, [])
     if len(spare) < (MAX_SPARE_BLOCKS if MAX_SPARE_BLOCKS * size <= MAX_SPARE_BYTES else MAX_LARGE_SPARE_BLOCKS):
         spare.append(block)
@@ -296,6 +294,11 @@ def differences(a: Tensor, b: Tensor) -> Iterator[Tensor]:
     for x, y in split_together(a, b):
         out = torch.sub(x, y) if out is None else torch.sub(x, y, out=out[: len(x)])
         yield out
+
+
+def param_norm(layout: Layout, vector: Tensor) -> float:
+    """Return the norm of the param entries of a vector."""
+    return float(torch.linalg.vector_norm(layout.trainable(vector)))
 
 
 def distance(a: Tensor, b: Tensor) -> float:

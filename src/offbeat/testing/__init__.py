@@ -48,38 +48,11 @@ from offbeat.testing.tiny_worlds import (
 )
 
 __all__ = [
-    "LAWS",
-    "PATTERNS",
-    "CopyingStore",
-    "Crashed",
-    "Finding",
-    "LawBroken",
-    "LogEntry",
-    "Script",
-    "ScriptError",
-    "ScriptedEngine",
-    "Step",
-    "TinyClients",
-    "check",
-    "describe_event",
-    "describe_law",
-    "event_to_dict",
-    "format_script",
-    "hand_world",
-    "identical",
-    "layout_of",
-    "optimum",
-    "parse_script",
-    "play",
-    "random_script",
-    "random_scripts",
-    "reload_state",
-    "shrink",
-    "tiny_layout",
-    "tiny_world",
-    "tiny_worlds",
-    "with_probe",
-]
+    "LAWS", "PATTERNS", "CopyingStore", "Crashed", "Finding", "LawBroken", "LogEntry", "Script", "ScriptError",
+    "ScriptedEngine", "Step", "TinyClients", "check", "describe_event", "describe_law", "event_to_dict",
+    "format_script", "hand_world", "identical", "layout_of", "optimum", "parse_script", "play", "random_script",
+    "random_scripts", "reload_state", "shrink", "tiny_layout", "tiny_world", "tiny_worlds", "with_probe",
+]  # fmt: skip
 
 _DEPRECATED = {
     "Entry": "LogEntry",
@@ -93,6 +66,7 @@ _DEPRECATED = {
 
 
 def __getattr__(name: str) -> object:
+    """Return the object that a deprecated name stands for, with a warning."""
     if name not in _DEPRECATED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     warnings.warn(f"{__name__}.{name} is deprecated: use {_DEPRECATED[name]}", DeprecationWarning, stacklevel=2)

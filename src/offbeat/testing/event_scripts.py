@@ -13,7 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import accumulate
 from math import inf
+from typing import NamedTuple
 
 from offbeat.core.draws import below, uniform
 from offbeat.core.errors import ConfigError, unknown_name
@@ -22,19 +25,33 @@ from offbeat.core.protocol import Strategy, World
 from offbeat.testing.scripted_engine import ARRIVE, LOST, READY, OnAnswer, ScriptedEngine
 from offbeat.testing.tiny_worlds import tiny_world
 
-# kind -> (clients it concerns, position in the order of an instant)
-KINDS: Mapping[str, tuple[str, int]] = {
-    "arrive": ("at work", ARRIVE),  # the update arrives, the client can take work again
-    "arrive+leave": ("at work", ARRIVE),  # the update arrives, then the client leaves
-    "lose": ("at work", LOST),  # a crash or failed job; the client can take work again
-    "lose+leave": ("at work", LOST),  # a crash or failed job, and the client leaves
-    "expire": ("at work", LOST),  # the ticket times out; the client is unreachable until it is back
-    "refuse": ("at work", LOST),  # the admission gate refuses the update
-    "leave": ("idle", LOST),
-    "back": ("away", READY),
-    "join": ("new", READY),  # a newcomer
-    "wait": ("time", READY),
+
+class StepKind(NamedTuple):
+    """A kind of step: the clients it concerns, its position in the order of an instant, and the event it causes."""
+
+    clients: str
+    order: int
+    happen: Callable[[ScriptedEngine, int], None]
+
+
+def _leave(engine: ScriptedEngine, client: int) -> None:
+    """Let a client leave, unless the strategy has sent it work in this instant."""
+    if engine.ledger.is_idle(client):
+        engine.leave(client)
+
+
+KINDS: Mapping[str, StepKind] = {
+    "arrive": StepKind("at work", ARRIVE, ScriptedEngine.arrive),  # the client can take work again
+    "arrive+leave": StepKind("at work", ARRIVE, partial(ScriptedEngine.arrive, reachable=False)),
+    "lose": StepKind("at work", LOST, ScriptedEngine.lose),  # a crash or failed job; the client can take work again
+    "lose+leave": StepKind("at work", LOST, partial(ScriptedEngine.lose, reachable=False)),
+    "expire": StepKind("at work", LOST, ScriptedEngine.expire),  # the client is unreachable until it is back
+    "refuse": StepKind("at work", LOST, ScriptedEngine.refuse),  # by the admission gate
+    "leave": StepKind("idle", LOST, _leave),
+    "back": StepKind("away", READY, ScriptedEngine.ready),
+    "join": StepKind("new", READY, ScriptedEngine.join),
 }
+WAIT = "wait"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,24 +63,26 @@ class Step:
     seconds: float = 0.0  # of a wait
 
     def __post_init__(self) -> None:
-        if self.kind not in KINDS:
-            raise unknown_name("step", self.kind, KINDS)
-        if self.kind == "wait" and not 0 < self.seconds < inf:
+        if self.kind not in KINDS and self.kind != WAIT:
+            raise unknown_name("step", self.kind, (*KINDS, WAIT))
+        if self.kind == WAIT and not 0 < self.seconds < inf:
             raise ConfigError(f"wait {self.seconds:g}: must be a positive number of seconds")
 
     def __str__(self) -> str:
-        if self.kind == "wait":
+        if self.kind == WAIT:
             return f"wait {self.seconds:g}"
         return self.kind if self.kind == "join" else f"{self.kind} {self.pick}"
 
     @staticmethod
     def read(line: str) -> Step:
+        """Parse a line of a script."""
         kind, _, rest = line.strip().partition(" ")
         try:
-            number = float(rest) if kind == "wait" else int(rest or 0)
+            return Step(kind, seconds=float(rest)) if kind == WAIT else Step(kind, int(rest or 0))
+        except ConfigError:
+            raise
         except ValueError:
             raise ConfigError(f"step {line!r} is not understood: 'arrive 0', 'join', 'wait 1.5'") from None
-        return Step("wait", seconds=number) if kind == "wait" else Step(kind, int(number))
 
 
 Script = tuple[Step, ...]
@@ -78,9 +97,6 @@ def parse_script(text: str) -> Script:
 def format_script(script: Iterable[Step]) -> str:
     """Return the text form of a script, one line per step."""
     return "\n".join(map(str, script))
-
-
-# ---------------------------------------------------------------- playing
 
 
 def play(
@@ -108,7 +124,7 @@ def instants(script: Iterable[Step]) -> list[tuple[float, list[Step]]]:
     """Group a script into instants: (seconds before it, its steps)."""
     groups: list[tuple[float, list[Step]]] = [(0.0, [])]
     for step in script:
-        if step.kind != "wait":
+        if step.kind != WAIT:
             groups[-1][1].append(step)
         elif groups[-1][1]:
             groups.append((step.seconds, []))
@@ -132,37 +148,16 @@ def run_instant(engine: ScriptedEngine, steps: Iterable[Step], at: float) -> Non
     newcomers = known[-1] if known else -1
     happening: list[tuple[int, int, str]] = []
     for step in steps:
-        candidates, place = KINDS[step.kind]
-        if candidates == "new":
+        kind = KINDS[step.kind]
+        if kind.clients == "new":
             newcomers += 1
-            happening.append((place, newcomers, step.kind))
-        elif concerned[candidates]:
-            client = concerned[candidates].pop(step.pick % len(concerned[candidates]))
-            happening.append((place, client, step.kind))
-    for _, client, kind in sorted(happening):
+            happening.append((kind.order, newcomers, step.kind))
+        elif candidates := concerned[kind.clients]:
+            happening.append((kind.order, candidates.pop(step.pick % len(candidates)), step.kind))
+    for _, client, name in sorted(happening):
         if engine.stopped is None:
-            _run_step(engine, kind, client)
+            KINDS[name].happen(engine, client)
 
-
-def _run_step(engine: ScriptedEngine, kind: str, client: int) -> None:
-    match kind:
-        case "arrive" | "arrive+leave":
-            engine.arrive(client, reachable=kind == "arrive")
-        case "lose" | "lose+leave":
-            engine.lose(client, reachable=kind == "lose")
-        case "expire":
-            engine.expire(client)
-        case "refuse":
-            engine.refuse(client)
-        case "leave" if engine.ledger.is_idle(client):  # the strategy may have sent it work in this instant
-            engine.leave(client)
-        case "back":
-            engine.ready(client)
-        case "join":
-            engine.join(client)
-
-
-# ---------------------------------------------------------------- generating and shrinking
 
 # frequency of each kind of step in percent
 PATTERNS: Mapping[str, Mapping[str, int]] = {
@@ -181,49 +176,40 @@ def random_script(pattern: str, seed: int, length: int = 24) -> Script:
     steps: list[Step] = []
     for n in range(length):
         if uniform(seed, f"{pattern} instant", n) < 0.65:
-            steps.append(Step("wait", seconds=WAITS[below(len(WAITS), seed, f"{pattern} wait", n)]))
-        kind = _kind(PATTERNS[pattern], below(100, seed, f"{pattern} kind", n))
+            steps.append(Step(WAIT, seconds=WAITS[below(len(WAITS), seed, f"{pattern} wait", n)]))
+        percent = below(100, seed, f"{pattern} kind", n)
+        limits = zip(PATTERNS[pattern], accumulate(PATTERNS[pattern].values()), strict=True)
+        kind = next(kind for kind, limit in limits if percent < limit)
         steps.append(Step(kind) if kind == "join" else Step(kind, below(6, seed, f"{pattern} pick", n)))
     return tuple(steps)
 
 
-def _kind(parts: Mapping[str, int], drawn: int) -> str:
-    for kind, part in parts.items():
-        drawn -= part
-        if drawn < 0:
-            return kind
-    raise AssertionError("the frequencies of a pattern must add up to 100")
-
-
 def shrink(script: Sequence[Step], fails: Callable[[Script], bool], tries: int = 500) -> Script:
     """Return a minimal script that still fails: no step can be removed or simplified (ddmin)."""
-    left = tries
+    tries_left = iter(range(tries))
 
     def still_fails(candidate: Script) -> bool:
-        nonlocal left
-        left -= 1
-        return left >= 0 and fails(candidate)
+        """Return whether the candidate fails; False when all tries are used."""
+        return next(tries_left, None) is not None and fails(candidate)
 
     best = _remove_steps(tuple(script), still_fails)
     for i in range(len(best)):
-        for simpler in _simplify(best[i]):
-            candidate = (*best[:i], simpler, *best[i + 1 :])
-            if still_fails(candidate):
-                best = candidate
-                break
+        candidates = ((*best[:i], simpler, *best[i + 1 :]) for simpler in _simplify(best[i]))
+        best = next(filter(still_fails, candidates), best)
     return best
 
 
 def _remove_steps(script: Script, fails: Callable[[Script], bool]) -> Script:
+    """Remove chunks of steps, of half the script at first and then shorter, while the script still fails."""
     chunk = max(1, len(script) // 2)
     while True:
-        at, before = 0, len(script)
-        while at < len(script):
-            candidate = script[:at] + script[at + chunk :]
+        start, before = 0, len(script)
+        while start < len(script):
+            candidate = script[:start] + script[start + chunk :]
             if fails(candidate):
                 script = candidate
             else:
-                at += chunk
+                start += chunk
         if chunk == 1 and len(script) == before:
             return script
         if len(script) == before:
@@ -231,7 +217,8 @@ def _remove_steps(script: Script, fails: Callable[[Script], bool]) -> Script:
 
 
 def _simplify(step: Step) -> list[Step]:
-    if step.kind == "wait":
+    """Return simpler steps to try instead of a step, the simplest first."""
+    if step.kind == WAIT:
         return [] if step.seconds == 1.0 else [replace(step, seconds=1.0)]
     simpler = (Step("arrive"), Step("arrive", step.pick), replace(step, pick=0))
     return [candidate for candidate in simpler if candidate != step and (step.kind, step.pick) != ("arrive", 0)]

@@ -26,20 +26,16 @@ class LargeClients:
 
     clients: TinyClients
 
-    @property
-    def layout(self) -> Layout:
-        return self.clients.layout
-
     def __call__(self, job: Job) -> Result:
-        shape = UPDATE_SHAPES[below(len(UPDATE_SHAPES), job.seed, "large", job.client, job.index)]
-        local = self._local(job, shape)
-        rule, dtype = job.work.rule or PLAIN_RULE, job.base.dtype
-        extras = {name: self._long(length, dtype, job, name) for name, length in rule.uploads(self.layout).items()}
-        memory = {name: self._long(self.layout.num_params, dtype, job, name) for name in rule.memory}
-        return Result(job.ticket, local, job.num_examples, 1, extras, memory)
+        layout, rule = self.clients.layout, job.work.rule or PLAIN_RULE
+        extras = {name: _longest_vector(length, job, name) for name, length in rule.uploads(layout).items()}
+        memory = {name: _longest_vector(layout.num_params, job, name) for name in rule.memory}
+        return Result(job.ticket, self._local_model(job, layout), job.num_examples, 1, extras, memory)
 
-    def _local(self, job: Job, shape: str) -> Tensor:
-        n, longest = self.layout.size, 0.99 * largest_norm(job.base.dtype)  # below 1, because norms are rounded
+    def _local_model(self, job: Job, layout: Layout) -> Tensor:
+        """Return a model of a random shape."""
+        shape = UPDATE_SHAPES[below(len(UPDATE_SHAPES), job.seed, "large", job.client, job.index)]
+        n, longest = layout.size, 0.99 * largest_norm(job.base.dtype)  # below 1, because norms are rounded
         local = job.base.new_ones(n)
         if shape == "to and fro":
             local[:: 1 + job.client % 3] = -1.0
@@ -54,11 +50,13 @@ class LargeClients:
         if shape not in ("still", "trained") or not length <= longest:
             local = local.nan_to_num() * (longest / length) if 0 < length < torch.inf else torch.zeros_like(local)
         local = -local if shape == "down" else local
-        for a, b in self.layout.counters:
+        for a, b in layout.counters:
             local[a:b] = job.base[a:b] + 1
         return local
 
-    def _long(self, length: int, dtype: torch.dtype, job: Job, name: str) -> Tensor:
-        """Return a vector of the largest norm whose entries differ only in sign."""
-        signs = [1.0 - 2.0 * below(2, job.seed, name, job.client, job.index, i) for i in range(length)]
-        return torch.tensor(signs, dtype=dtype).mul_(0.99 * largest_norm(dtype) / max(1, length) ** 0.5)
+
+def _longest_vector(length: int, job: Job, name: str) -> Tensor:
+    """Return a vector of the largest norm whose entries differ only in sign."""
+    signs = [1.0 - 2.0 * below(2, job.seed, name, job.client, job.index, i) for i in range(length)]
+    dtype = job.base.dtype
+    return torch.tensor(signs, dtype=dtype).mul_(0.99 * largest_norm(dtype) / max(1, length) ** 0.5)

@@ -34,12 +34,8 @@ class Case:
 
     def world(self) -> World:
         """Return the world with a copied model, so that a strategy that changes it does not affect other runs."""
-        world = (
-            tiny_world(buffers=True)
-            if self.given_world is None
-            else replace(self.given_world, model=self.given_world.model.clone())
-        )
-        return with_probe(world, self.strategy)
+        world = self.given_world or tiny_world(buffers=True)
+        return with_probe(replace(world, model=world.model.clone()), self.strategy)
 
 
 class Observer:
@@ -50,19 +46,19 @@ class Observer:
         self.begin()
 
     def begin(self) -> None:
-        """Called before the first event."""
+        """Prepare before the first event."""
 
-    def training(self, job: Job) -> None:
-        """Called before a client trains."""
+    def before_training(self, job: Job) -> None:
+        """Observe a job before the client trains."""
 
-    def trained(self, job: Job, result: Result) -> None:
-        """Called after a client has trained."""
+    def after_training(self, job: Job, result: Result) -> None:
+        """Observe the result of a job."""
 
-    def answered(self, engine: ScriptedEngine, entry: LogEntry) -> None:
-        """Called after the strategy has answered an event."""
+    def after_answer(self, engine: ScriptedEngine, entry: LogEntry) -> None:
+        """Observe the answer of the strategy to an event."""
 
-    def played(self, engine: ScriptedEngine) -> None:
-        """Called after the script has ended."""
+    def after_script(self, engine: ScriptedEngine) -> None:
+        """Observe the end of the script."""
 
 
 class ObserverLaw:
@@ -86,6 +82,7 @@ def observe(laws: Mapping[str, ObserverLaw], case: Case) -> dict[str, LawBroken]
     clients = TinyClients(world.layout, probe=world.probe)
 
     def notify(call: Callable[[Observer], None]) -> None:
+        """Call a method of all observers; those that raise an error end."""
         for name, observer in list(observers.items()):
             try:
                 call(observer)
@@ -96,17 +93,19 @@ def observe(laws: Mapping[str, ObserverLaw], case: Case) -> dict[str, LawBroken]
             raise LawBroken("all observers have ended")
 
     def train(job: Job) -> Result:
-        notify(lambda observer: observer.training(job))
+        """Train a client under observation."""
+        notify(lambda observer: observer.before_training(job))
         result = clients(job)
-        notify(lambda observer: observer.trained(job, result))
+        notify(lambda observer: observer.after_training(job, result))
         return result
 
     def watch(engine: ScriptedEngine, entry: LogEntry) -> None:
-        notify(lambda observer: observer.answered(engine, entry))
+        """Show an answer to the observers."""
+        notify(lambda observer: observer.after_answer(engine, entry))
 
     try:
         engine = play(case.strategy, case.script, world, train=train, watch=watch)
-        notify(lambda observer: observer.played(engine))
+        notify(lambda observer: observer.after_script(engine))
     except Exception as error:
         broken |= {name: to_crash(error) for name in observers}
     return broken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from textwrap import indent
 
 import torch
 
@@ -32,8 +33,8 @@ class Finding:
             return line
         line += f"\n  {self.message}"
         if self.script is not None and self.world is not None:
-            steps = format_script(self.script) or "(no step at all)"
-            line += f"\n  smallest script, with {len(self.world.clients)} clients at the start:\n" + _indent(steps)
+            steps = indent(format_script(self.script) or "(no step at all)", "    ")
+            line += f"\n  smallest script, with {len(self.world.clients)} clients at the start:\n{steps}"
         return f"{line}\n  cure: {self.cure}" if self.cure else line
 
     @property
@@ -67,19 +68,24 @@ def check(
 ) -> list[Finding]:
     """Check laws on random or given scripts, and return one finding per law. Scripts use the worlds in turn."""
     played = random_scripts(scripts, seed) if isinstance(scripts, int) else list(scripts)
-    where = list(worlds) if worlds is not None else tiny_worlds(seed)
+    worlds = tiny_worlds(seed) if worlds is None else worlds
     broken, crashes = dict[str, Finding](), {name: list[Crashed]() for name in laws}
     for n, script in enumerate(played):
-        case = Case(strategy, script, where[n % len(where)])
-        for name, error in _tried({name: law for name, law in laws.items() if name not in broken}, case).items():
+        case = Case(strategy, script, worlds[n % len(worlds)])
+        for name, error in _check_case({name: law for name, law in laws.items() if name not in broken}, case).items():
             if isinstance(error, Crashed) and name != "legal answers":
                 crashes[name].append(error)  # reported once, by the first law
             else:
-                broken[name] = _smallest(name, laws[name], case, n + 1)
-    return [broken.get(name) or _unbroken(name, law, len(played), crashes[name]) for name, law in laws.items()]
+                broken[name] = _find_smallest_script(name, laws[name], case, n + 1)
+    for name, law in laws.items():
+        if name not in broken:
+            passed = not played or len(crashes[name]) < len(played)
+            message = "" if passed else f"not checked, every script ended in an error: {crashes[name][-1]}"
+            broken[name] = Finding(name, describe_law(law), passed, len(played), message)
+    return [broken[name] for name in laws]
 
 
-def _tried(laws: Mapping[str, Law], case: Case) -> dict[str, LawBroken]:
+def _check_case(laws: Mapping[str, Law], case: Case) -> dict[str, LawBroken]:
     """Return the broken laws with their errors. Observer laws share one run of the script."""
     broken = observe({name: law for name, law in laws.items() if isinstance(law, ObserverLaw)}, case)
     for name, law in laws.items():
@@ -91,31 +97,22 @@ def _tried(laws: Mapping[str, Law], case: Case) -> dict[str, LawBroken]:
     return broken
 
 
-def _unbroken(name: str, law: Law, scripts: int, crashes: list[Crashed]) -> Finding:
-    if scripts and len(crashes) == scripts:
-        return Finding(
-            name, describe_law(law), False, scripts, f"not checked, every script ended in an error: {crashes[-1]}"
-        )
-    return Finding(name, describe_law(law), True, scripts)
+def _find_smallest_script(name: str, law: Law, case: Case, tried: int) -> Finding:
+    """Shrink the script of a case that breaks a law, and return the finding for the smallest one."""
 
-
-def _smallest(name: str, law: Law, case: Case, tried: int) -> Finding:
-    kind = Crashed if name == "legal answers" else LawBroken
-
-    def broken(candidate: Script) -> str | None:
+    def find_error(candidate: Script) -> str | None:
+        """Return the message with which a script breaks the law; crashes count only for the first law."""
         try:
             law(case.strategy, candidate, case.given_world)
         except LawBroken as error:
-            return str(error) if kind is Crashed or not isinstance(error, Crashed) else None
+            return str(error) if name == "legal answers" or not isinstance(error, Crashed) else None
         return None
 
-    small = shrink(case.script, lambda candidate: broken(candidate) is not None)
-    message = broken(small) or "it failed once and not again: the strategy depends on something outside its state"
-    return Finding(name, describe_law(law), False, tried, message, small, case.given_world)
-
-
-def _indent(text: str) -> str:
-    return "\n".join(f"    {line}" for line in text.splitlines())
+    smallest = shrink(case.script, lambda candidate: find_error(candidate) is not None)
+    message = find_error(smallest) or (
+        "it failed once and not again: the strategy depends on something outside its state"
+    )
+    return Finding(name, describe_law(law), False, tried, message, smallest, case.given_world)
 
 
 LAW_ADVICE: Mapping[str, str] = {
@@ -124,8 +121,8 @@ LAW_ADVICE: Mapping[str, str] = {
     "same actions": "use no clock and no `random`: draw with offbeat.core.draws, state.seed and a counter in the state",
     "nothing in place": "make a new tensor (state.model + x, torch.lerp), not add_ or += on one that was published "
     "or received",
-    "versions": "parts.server_state.ServerState: `return [state.publish(model)]` stores, counts and commits at once",
-    "base versions": "dispatch state.model after the version was counted: parts.server_state.ServerState.publish",
+    "versions": "parts.selection.ServerState: `return [state.publish(model)]` stores, counts and commits at once",
+    "base versions": "dispatch state.model after the version was counted: parts.selection.ServerState.publish",
     "buffers and counters": "write statistics into the new model with parts.buffer_statistics.mix "
     "(parts.vector_sums.WeightedSum collects them)",
     "no client leaks": "parts.selection: a state that inherits Seated and `serve(state, event, …)` for every event, "
@@ -133,7 +130,7 @@ LAW_ADVICE: Mapping[str, str] = {
     "resume": "store everything in fields of the state: dataclasses, numbers, tensors, lists and dicts; no sets, "
     "no closures, no global variables",
     "client half": "see offbeat.core.protocol.LocalRule; the result of a rule may depend only on its arguments",
-    "stacks": "write the rule so that it works along the last axis (as in parts.proximal), or set `stacks = False`",
+    "stacks": "write the rule so that it works along the last axis (as local_rules.Proximal), or set `stacks = False`",
     "finite": "parts.server_optimizers and parts.buffer_statistics stay finite; divide before adding, and do not "
     "square a norm that may be very large",
 }

@@ -6,7 +6,7 @@ script themselves. The first line of a law's docstring describes the law.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from offbeat.core.event_text import describe_event
 from offbeat.core.jobs import Job, Result
-from offbeat.core.protocol import Commit, Dispatch, Note, Reject, Strategy, UpdateArrived, World
+from offbeat.core.protocol import Action, Commit, Dispatch, Note, Reject, Strategy, UpdateArrived, World
 from offbeat.testing.event_scripts import Script, play
 from offbeat.testing.large_updates import LargeClients
 from offbeat.testing.law_observers import Case, LawBroken, Observer, ObserverLaw, describe_error, to_crash
@@ -29,14 +29,14 @@ Law = Callable[[Strategy, Script, World | None], None]
 class LegalAnswers(Observer):
     """The strategy answers every event and returns only legal actions."""
 
-    def played(self, engine: ScriptedEngine) -> None:
+    def after_script(self, engine: ScriptedEngine) -> None:
         engine.finish()  # also at the end of a run
 
 
 class SameActions(Observer):
     """The same events give the same actions, in a second run and in a new instance."""
 
-    def played(self, engine: ScriptedEngine) -> None:
+    def after_script(self, engine: ScriptedEngine) -> None:
         case = self.case
         _compare(engine.log, lambda: play(case.strategy, case.script, case.world()).log, "in a second run")
         # a store may return copies (from disk, from another device), which must not change the result
@@ -50,28 +50,27 @@ class NothingInPlace(Observer):
 
     def begin(self) -> None:
         self.tensors: dict[int, tuple[str, Tensor, Tensor]] = {}
-        self._hold("the initial model", self.world.model)
+        self._remember("the initial model", self.world.model)
 
-    def trained(self, job: Job, result: Result) -> None:
-        self._hold(f"the local model of client {job.client}, ticket {job.ticket}", result.local)
+    def after_training(self, job: Job, result: Result) -> None:
+        self._remember(f"the local model of client {job.client}, ticket {job.ticket}", result.local)
         for name, extra in (*result.extras.items(), *result.memory.items()):
-            self._hold(f"{name!r} of client {job.client}, ticket {job.ticket}", extra)
+            self._remember(f"{name!r} of client {job.client}, ticket {job.ticket}", extra)
 
-    def answered(self, engine: ScriptedEngine, entry: LogEntry) -> None:
+    def after_answer(self, engine: ScriptedEngine, entry: LogEntry) -> None:
         for what, tensor, before in self.tensors.values():
             if not torch.equal(tensor, before):
                 raise LawBroken(f"{what} was changed in place by the answer to: {describe_event(entry.event)}")
-        version = entry.version - sum(isinstance(action, Commit) for action in entry.actions)
-        for action in entry.actions:
+        for action, version in _with_versions(entry):
             if isinstance(action, Commit):
-                version += 1
-                self._hold(f"the model committed as version {version}", action.model)
+                self._remember(f"the model committed as version {version}", action.model)
             elif isinstance(action, Dispatch):
-                self._hold(f"the model sent to client {action.client} at {engine.now:g} s", action.model)
+                self._remember(f"the model sent to client {action.client} at {engine.now:g} s", action.model)
                 for name, extra in action.work.extras.items():
-                    self._hold(f"extras[{name!r}] sent to client {action.client} at {engine.now:g} s", extra)
+                    self._remember(f"extras[{name!r}] sent to client {action.client} at {engine.now:g} s", extra)
 
-    def _hold(self, what: str, tensor: Tensor) -> None:
+    def _remember(self, what: str, tensor: Tensor) -> None:
+        """Keep a tensor and a copy, to compare them after each event."""
         self.tensors.setdefault(id(tensor), (what, tensor, tensor.clone()))
 
 
@@ -80,7 +79,7 @@ class VersionsAgree(Observer):
 
     seen = 0
 
-    def answered(self, engine: ScriptedEngine, entry: LogEntry) -> None:
+    def after_answer(self, engine: ScriptedEngine, entry: LogEntry) -> None:
         state, when = engine.state, f", after: {describe_event(entry.event)}"
         if state.version < self.seen:
             raise LawBroken(f"state.version decreased from {self.seen} to {state.version}{when}")
@@ -107,24 +106,21 @@ class NoBaseFromTheFuture(Observer):
         self.committed: list[Tensor] = []  # kept alive, so that ids are not reused
         self.sent: list[tuple[Tensor, int, int]] = []  # (model, version it was sent with, client)
 
-    def answered(self, engine: ScriptedEngine, entry: LogEntry) -> None:
+    def after_answer(self, engine: ScriptedEngine, entry: LogEntry) -> None:
         event, when = entry.event, f", after: {describe_event(entry.event)}"
         if isinstance(event, UpdateArrived) and event.base_version > self.known:
             early = f"an update of base version {event.base_version}"
             raise LawBroken(f"{early} arrived when state.version was {self.known}{when}")
         self.known = engine.state.version
-        version = entry.version - sum(isinstance(action, Commit) for action in entry.actions)
-        for action in entry.actions:
+        for action, version in _with_versions(entry):
             if isinstance(action, Commit):
-                version += 1
                 self.first_version.setdefault(id(action.model), version)
                 self.committed.append(action.model)
             elif isinstance(action, Dispatch):
                 self.sent.append((action.model, version, action.client))
-        for model, under, client in self.sent:
-            if self.first_version.get(id(model), 0) > under:
-                newer = self.first_version[id(model)]
-                text = f"client {client} was sent the model of version {newer} with version {under}"
+        for model, version, client in self.sent:
+            if (newer := self.first_version.get(id(model), 0)) > version:
+                text = f"client {client} was sent the model of version {newer} with version {version}"
                 raise LawBroken(f"{text}: put the Commit before the Dispatch of its model{when}")
 
 
@@ -135,26 +131,28 @@ class StatisticsInHull(Observer):
         self.low, self.high = self.world.model.clone(), self.world.model.clone()
         self.committed = self.world.model
 
-    def answered(self, engine: ScriptedEngine, entry: LogEntry) -> None:
+    def after_answer(self, engine: ScriptedEngine, entry: LogEntry) -> None:
         event, when = entry.event, f", after: {describe_event(entry.event)}"
         if isinstance(event, UpdateArrived) and not any(isinstance(action, Reject) for action in entry.actions):
             torch.minimum(self.low, event.local, out=self.low)
             torch.maximum(self.high, event.local, out=self.high)
         for action in entry.actions:
             if isinstance(action, Dispatch):
-                self._inside(action.model, f"sent to client {action.client} at {engine.now:g} s")
+                self._check_hull(action.model, f"sent to client {action.client} at {engine.now:g} s")
             elif isinstance(action, Commit):
-                self._inside(action.model, f"committed at {engine.now:g} s")
-                self._count(action.model, when)
+                self._check_hull(action.model, f"committed at {engine.now:g} s")
+                self._check_counters(action.model, when)
 
-    def _inside(self, model: Tensor, what: str) -> None:
+    def _check_hull(self, model: Tensor, what: str) -> None:
+        """Raise LawBroken if the statistics of a model are outside the range of their contributors."""
         for s in self.world.layout.slices:
             low, high, part = self.low[s.start : s.stop], self.high[s.start : s.stop], model[s.start : s.stop]
             if s.kind != "param" and not bool((part >= low).all() and (part <= high).all()):
                 hull = f"{low.tolist()} to {high.tolist()}"
                 raise LawBroken(f"{s.kind} {s.name!r} {what} is {part.tolist()}, its contributors are within {hull}")
 
-    def _count(self, model: Tensor, when: str) -> None:
+    def _check_counters(self, model: Tensor, when: str) -> None:
+        """Raise LawBroken if a counter of a committed model decreases or is not a whole number."""
         for a, b in self.world.layout.counters:
             if bool((model[a:b] < self.committed[a:b]).any() or (model[a:b] % 1 != 0).any()):
                 text = f"a counter went from {self.committed[a:b].tolist()} to {model[a:b].tolist()}"
@@ -165,10 +163,11 @@ class StatisticsInHull(Observer):
 class ResumeContinues(Observer):
     """A state that is saved and loaded after every event continues identically."""
 
-    def played(self, engine: ScriptedEngine) -> None:
+    def after_script(self, engine: ScriptedEngine) -> None:
         case = self.case
 
         def save_and_load(engine: ScriptedEngine, entry: LogEntry) -> None:
+            """Continue with a new instance and the reloaded state."""
             again = copy_strategy(case.strategy)
             engine.coordinator.driver.replace_strategy(again, reload_state(again, engine.state, engine.world))
 
@@ -179,10 +178,10 @@ class ResumeContinues(Observer):
 class ClientHalfKeepsItsWord(Observer):
     """A job uploads the extras its rule declares, keeps the memory it names, and is repeatable."""
 
-    def training(self, job: Job) -> None:
+    def before_training(self, job: Job) -> None:
         self.before = TinyClients(self.world.layout, probe=self.world.probe)(job)
 
-    def trained(self, job: Job, result: Result) -> None:
+    def after_training(self, job: Job, result: Result) -> None:
         rule, subject = job.work.rule, f"the rule {job.work.rule!r} of client {job.client}"
         if not identical(self.before, result):
             raise LawBroken(f"{subject} gave two different results for one job: a job is a pure function")
@@ -203,10 +202,10 @@ class RulesStack(Observer):
     def begin(self) -> None:
         self.jobs: list[Job] = []
 
-    def trained(self, job: Job, result: Result) -> None:
+    def after_training(self, job: Job, result: Result) -> None:
         self.jobs.append(job)
 
-    def played(self, engine: ScriptedEngine) -> None:
+    def after_script(self, engine: ScriptedEngine) -> None:
         clients = TinyClients(self.world.layout, probe=self.world.probe)
         for group in group_stackable(self.jobs):
             varied = vary_steps(clients, group)
@@ -221,18 +220,15 @@ class RulesStack(Observer):
                     raise LawBroken(f"{subject} another {difference} in a stack than alone")
 
 
-# ---------------------------------------------------------------- laws that play the script themselves
-
-
 def no_client_leaks(strategy: Strategy, script: Script, world: World | None = None, turns: int | None = None) -> None:
     """Every reachable client is offered work again, after any losses, refusals, departures and arrivals."""
     try:
         engine = play(strategy, script, Case(strategy, script, world).world())
-        _serve_everyone(engine, turns, "after the script")
+        _serve_all_clients(engine, turns, "after the script")
         for client in sorted(engine.ledger.absent):
             if engine.stopped is None:
                 engine.ready(client)
-        _serve_everyone(engine, turns, "after the script, when all clients are back")
+        _serve_all_clients(engine, turns, "after the script, when all clients are back")
     except LawBroken:
         raise
     except Exception as error:
@@ -245,6 +241,7 @@ def finite_whatever_is_sent(strategy: Strategy, script: Script, world: World | N
     world = case.world()
 
     def watch(engine: ScriptedEngine, entry: LogEntry) -> None:
+        """Raise LawBroken if a value of the state or of an action is not finite."""
         values = {f"state.{name}": value for name, value in saved_fields(engine.state).items()}
         for action in entry.actions:
             if isinstance(action, Commit):
@@ -286,10 +283,16 @@ def describe_law(law: Law) -> str:
     return (law.__doc__ or "").partition("\n")[0]
 
 
-# ---------------------------------------------------------------- helpers
+def _with_versions(entry: LogEntry) -> Iterator[tuple[Action, int]]:
+    """Yield each action of an answer with the version after it."""
+    version = entry.version - sum(isinstance(action, Commit) for action in entry.actions)
+    for action in entry.actions:
+        version += isinstance(action, Commit)
+        yield action, version
 
 
 def _compare(expected: list[LogEntry], again: Callable[[], list[LogEntry]], how: str) -> None:
+    """Raise LawBroken at the first entry in which a second log differs from the expected one."""
     try:
         log = again()
     except Exception as error:
@@ -303,7 +306,7 @@ def _compare(expected: list[LogEntry], again: Callable[[], list[LogEntry]], how:
         raise LawBroken(f"{how}, there were {len(log)} events instead of {len(expected)}")
 
 
-def _serve_everyone(engine: ScriptedEngine, turns: int | None, when: str) -> None:
+def _serve_all_clients(engine: ScriptedEngine, turns: int | None, when: str) -> None:
     """Let all clients report repeatedly until each reachable client was sent work once more."""
     ledger = engine.ledger
     before = dict(ledger.job_counts)

@@ -69,15 +69,19 @@ class ScriptedEngine:
         self._train = train or TinyClients(world.layout, probe=self.world.probe)
         self._watch = watch
         self._last = (-1, -1)  # (kind, client) of the last event of this instant
-        self.coordinator = Coordinator(strategy, self.world, num_examples=self._holds, observer=self._heard)
+        self.coordinator = Coordinator(
+            strategy, self.world, num_examples=lambda client, index, now: self.examples[client], observer=self._record
+        )
         self.coordinator.begin(now, away=self.world.clients)
 
     @property
     def strategy(self) -> Strategy:
+        """The strategy that is driven."""
         return self.coordinator.strategy
 
     @property
     def state(self) -> Any:
+        """The state of the strategy."""
         return self.coordinator.state
 
     @property
@@ -87,6 +91,7 @@ class ScriptedEngine:
 
     @property
     def ledger(self) -> Ledger:
+        """The tickets, open jobs and clients of the run."""
         return self.coordinator.ledger
 
     @property
@@ -99,8 +104,6 @@ class ScriptedEngine:
         """The reason for which the run ended, or None."""
         return self.coordinator.stop_reason
 
-    # ------------------------------------------------------------ events
-
     def start(self) -> None:
         """Let all clients of the world report ready."""
         for client in sorted(self.world.clients):
@@ -109,20 +112,20 @@ class ScriptedEngine:
 
     def ready(self, client: int, *, at: float | None = None, num_examples: int | None = None) -> None:
         """A known client that was unreachable (as all are before the start) can take work."""
-        self._happens(READY, client, at)
+        self._begin_event(READY, client, at)
         if client not in self.ledger.absent:
             why = "reachable already" if self.ledger.is_known(client) else "unknown: use join"
             raise ScriptError(f"client {client} cannot become ready: it is {why}")
-        self._appears(client, num_examples)
+        self._add_client(client, num_examples)
 
     back = ready
 
     def join(self, client: int, *, at: float | None = None, num_examples: int | None = None) -> None:
         """A new client appears."""
-        self._happens(READY, client, at)
+        self._begin_event(READY, client, at)
         if self.ledger.is_known(client):
             raise ScriptError(f"client {client} is known: use back, not join")
-        self._appears(client, num_examples)
+        self._add_client(client, num_examples)
 
     def arrive(
         self,
@@ -136,37 +139,41 @@ class ScriptedEngine:
         reachable: bool = True,
     ) -> None:
         """The client's update arrives, trained or given by `local`; if not reachable, the client leaves afterwards."""
-        self._happens(ARRIVE, client, at)
-        job = self._job(client)
-        result = self._train(job) if local is None else self._to_result(job, local)
+        self._begin_event(ARRIVE, client, at)
+        job = self._find_job(client)
+        if local is None:
+            result = self._train(job)
+        else:
+            model = local if isinstance(local, Tensor) else torch.tensor(local, dtype=self.world.model.dtype)
+            result = Result(job.ticket, model, job.num_examples, steps=1, memory=job.memory)
         result = replace(
             result,
             num_examples=result.num_examples if num_examples is None else num_examples,
             steps=result.steps if steps is None else steps,
             extras=result.extras if extras is None else extras,
         )
-        self.coordinator.answered(self.now, job.ticket, result, self._back(reachable))
+        self.coordinator.answered(self.now, job.ticket, result, self.now if reachable else inf)
 
     def lose(self, client: int, *, at: float | None = None, reachable: bool = True) -> None:
         """The client will not answer its ticket, because it crashed or its job failed."""
-        self._lost(client, at, reachable)
+        self._lose_ticket(client, at, reachable)
         if not reachable and self.stopped is None:
             self.coordinator.left(self.now, client)
 
     def expire(self, client: int, *, at: float | None = None) -> None:
         """The ticket times out while the client works on it; the client is unreachable until `back`."""
-        self._lost(client, at, reachable=False)
+        self._lose_ticket(client, at, reachable=False)
 
     def refuse(self, client: int, *, at: float | None = None) -> None:
         """The client reports and the admission gate refuses the update; the strategy receives ClientLost."""
         if at is not None:
             self.move(at)
-        self._train(self._job(client))
+        self._train(self._find_job(client))
         self.lose(client)
 
     def leave(self, client: int, *, at: float | None = None) -> None:
         """An idle client leaves."""
-        self._happens(LOST, client, at)
+        self._begin_event(LOST, client, at)
         if not self.ledger.is_idle(client):
             raise ScriptError(f"client {client} is not idle: use lose for a client at work")
         self.coordinator.left(self.now, client)
@@ -199,9 +206,8 @@ class ScriptedEngine:
         """True if nothing can happen any more unless a client comes back or joins."""
         return not self.ledger.open_jobs and not self.timers
 
-    # ------------------------------------------------------------ the rules of an instant
-
-    def _happens(self, kind: int, client: int, at: float | None) -> None:
+    def _begin_event(self, kind: int, client: int, at: float | None) -> None:
+        """Move to the time of an event, and check its place in the order of the instant."""
         if at is not None:
             self.move(at)
         if self.stopped is not None:
@@ -225,19 +231,19 @@ class ScriptedEngine:
             self.coordinator.timer_fired(self.now, due)
         raise ProtocolError(f"timer {due!r} is set for now, {self.now:g}, again and again: the instant never ends")
 
-    # ------------------------------------------------------------ helpers
-
-    def _appears(self, client: int, num_examples: int | None) -> None:
+    def _add_client(self, client: int, num_examples: int | None) -> None:
+        """Report a client ready, with its previous number of examples unless another is given."""
         if num_examples is None:
             num_examples = self.examples.get(client, 10 * (client + 1))
         self.examples[client] = num_examples
         self.coordinator.joined(self.now, client, num_examples)
 
-    def _lost(self, client: int, at: float | None, reachable: bool) -> None:
-        self._happens(LOST, client, at)
-        self.coordinator.expired(self.now, self._job(client).ticket, None, self._back(reachable))
+    def _lose_ticket(self, client: int, at: float | None, reachable: bool) -> None:
+        """End the job of a client without a result."""
+        self._begin_event(LOST, client, at)
+        self.coordinator.expired(self.now, self._find_job(client).ticket, None, self.now if reachable else inf)
 
-    def _heard(self, event: Event, actions: Sequence[Action]) -> None:
+    def _record(self, event: Event, actions: Sequence[Action]) -> None:
         """Record the answer of the strategy and set its timers."""
         for action in actions:
             if isinstance(action, SetTimer) and self.timers.get(action.key) != action.at:
@@ -250,21 +256,11 @@ class ScriptedEngine:
         if self._watch is not None:
             self._watch(self, entry)
 
-    def _back(self, reachable: bool) -> float:
-        return self.now if reachable else inf
-
-    def _holds(self, client: int, index: int, now: float) -> int:
-        return self.examples[client]
-
-    def _job(self, client: int) -> Job:
+    def _find_job(self, client: int) -> Job:
+        """Return the open job of a client."""
         if client not in self.ledger.open_tickets:
             raise ScriptError(f"client {client} has no work: in flight are {sorted(self.ledger.open_tickets)}")
         return self.ledger.open_jobs[self.ledger.open_tickets[client]]
-
-    def _to_result(self, job: Job, local: Tensor | Sequence[float]) -> Result:
-        if not isinstance(local, Tensor):
-            local = torch.tensor(local, dtype=self.world.model.dtype)
-        return Result(job.ticket, local, job.num_examples, steps=1, memory=job.memory)
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.log))

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from offbeat.core.jobs import Job, Result, select_carry, stack_carries, stack_jobs, to_column
 from offbeat.core.local_rules import PLAIN_RULE
-from offbeat.core.protocol import Gradient, LocalJob
+from offbeat.core.protocol import Gradient
 from offbeat.testing.tiny_worlds import Sgd, TinyClients, optimum
-from offbeat.training import make_local_job, run_phase
+from offbeat.training import run_phase
 
 STEP_VARIANTS = 3  # different numbers of steps in a stack, for jobs that name none
 
@@ -25,7 +24,7 @@ def vary_steps(clients: TinyClients, jobs: Sequence[Job]) -> list[TinyClients]:
 
 def group_stackable(jobs: Sequence[Job]) -> list[list[Job]]:
     """Group jobs with the same rule and the same shapes of extras; groups have two or more jobs."""
-    groups: dict[Any, list[Job]] = {}
+    groups: dict[tuple[object, ...], list[Job]] = {}
     for job in jobs:
         rule = job.work.rule
         if rule is not None and rule.stacks:
@@ -37,7 +36,7 @@ def group_stackable(jobs: Sequence[Job]) -> list[list[Job]]:
 def train_stacked(clients: Sequence[TinyClients], jobs: Sequence[Job]) -> list[Result]:
     """Compute `clients[i](jobs[i])` with a single call of `direction` for all jobs."""
     rule, layout = jobs[0].work.rule or PLAIN_RULE, clients[0].layout
-    alone = [_local_job(client, job) for client, job in zip(clients, jobs, strict=True)]
+    alone = [client.make_job(job) for client, job in zip(clients, jobs, strict=True)]
     together = stack_jobs(alone)
     centres = torch.stack([optimum(job.seed, job.client, layout.num_params, job.base.dtype) for job in jobs])
     carry = stack_carries([rule.begin(job) for job in alone])
@@ -67,12 +66,8 @@ def find_difference(alone: Result, stacked: Result) -> str | None:
     return None
 
 
-def _local_job(clients: TinyClients, job: Job) -> LocalJob:
-    lr = clients.lr if job.work.lr is None else job.work.lr
-    return make_local_job(job, clients.layout, lr, clients.probe, lambda vector: clients.features(job, vector))
-
-
 def _steps(counts: list[int], centres: Tensor) -> Iterator[tuple[Gradient, Tensor | None]]:
+    """Yield the gradient of each step, and which clients take it (None: all)."""
     for step in range(max(counts)):
         active = torch.tensor([count > step for count in counts])[:, None]
         yield (lambda points: points - centres), None if bool(active.all()) else active

@@ -24,45 +24,41 @@ def reload_state(strategy: Strategy, state: Any, world: World) -> Any:
     return unpack_state(strategy.init(world), json.loads(text), copies.__getitem__)
 
 
-def identical(a: Any, b: Any) -> bool:
+def identical(a: object, b: object) -> bool:
     """Compare two values bit for bit, including dataclasses, mappings and sequences."""
-    if isinstance(a, Tensor) or isinstance(b, Tensor):
-        return isinstance(a, Tensor) and isinstance(b, Tensor) and a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
     if type(a) is not type(b):
         return False
     if is_dataclass(a) and not isinstance(a, type):
         return all(identical(getattr(a, f.name), getattr(b, f.name)) for f in fields(a))
-    if isinstance(a, Mapping):
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
         return list(a) == list(b) and all(identical(a[key], b[key]) for key in a)
-    if isinstance(a, (list, tuple)):
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(map(identical, a, b))
     return bool(a == b)
 
 
-def copy_strategy(strategy: Any) -> Any:
+def copy_strategy(strategy: Strategy) -> Strategy:
     """Return a new instance with the same hyper-parameters and without other attributes."""
-    return replace(strategy) if is_dataclass(strategy) and not isinstance(strategy, type) else deepcopy(strategy)
+    return replace(strategy) if is_dataclass(strategy) else deepcopy(strategy)
 
 
-def find_not_finite(values: Mapping[str, Any]) -> str | None:
+def find_not_finite(values: Mapping[str, object]) -> str | None:
     """Return the name of the first value that contains a number that is not finite."""
     for name, value in values.items():
         table = TensorTable()
         tree = pack(value, table.put)
-        if not all(bool(tensor.isfinite().all()) for tensor in table.tensors) or not _is_finite(tree):
+        try:
+            json.dumps(tree, allow_nan=False)
+        except ValueError:
+            return name
+        if not all(bool(tensor.isfinite().all()) for tensor in table.tensors):
             return name
     return None
 
 
-def saved_fields(state: Any) -> dict[str, Any]:
+def saved_fields(state: Any) -> dict[str, object]:
     """Return the fields of a state by name, without those that `init` provides."""
     values = {f.name: getattr(state, f.name) for f in fields(state)}
     return {name: value for name, value in values.items() if not callable(value) and not isinstance(value, Layout)}
-
-
-def _is_finite(tree: Any) -> bool:
-    try:
-        json.dumps(tree, allow_nan=False)
-    except ValueError:
-        return False
-    return True

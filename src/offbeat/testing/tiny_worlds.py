@@ -11,14 +11,13 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from offbeat.core.draws import below
 from offbeat.core.jobs import Job, Rate, Result
-from offbeat.core.local_rules import PLAIN_RULE
+from offbeat.core.local_rules import PLAIN_RULE, RuleCarry
 from offbeat.core.protocol import Gradient, LocalJob, Phase, World
 from offbeat.core.strategy_contract import contract_of
 from offbeat.core.vector import Kind, Layout, Slice
@@ -82,7 +81,7 @@ def hand_world(model: Sequence[float], clients: Mapping[int, int], *, statistics
     return World(model=torch.tensor(model, dtype=torch.float64), layout=layout_of(entries), clients=clients, seed=seed)
 
 
-def with_probe(world: World, strategy: Any) -> World:
+def with_probe(world: World, strategy: object) -> World:
     """Return the world with a probe built from the strategy's `sketcher`, if it has one and the world has none."""
     sketcher = contract_of(strategy).sketcher
     if sketcher is None or world.probe is not None:
@@ -91,6 +90,7 @@ def with_probe(world: World, strategy: Any) -> World:
     centre = sixteenths(layout.num_params, world.model.dtype, seed, "tiny calibration")
 
     def probe(vector: Tensor) -> Tensor:
+        """Sketch the sensitivities of a model, measured with one calibration example."""
         w = layout.trainable(vector)
         g = w - centre  # gradient of one calibration example with the loss 0.5 ||w - centre||^2
         s = w if sketcher.signal == "parameters" else (g * w - g.square() * w.square() / 2).abs()
@@ -127,6 +127,7 @@ class Sgd:
     """Plain SGD: w := w - lr d."""
 
     def step(self, w: Tensor, d: Tensor, lr: Rate) -> None:
+        """Move w in place."""
         if isinstance(lr, Tensor):
             w.sub_(lr * d)
         else:
@@ -146,19 +147,23 @@ class TinyClients:
     probe: Callable[[Tensor], Tensor] | None = None  # World.probe
 
     def __call__(self, job: Job) -> Result:
-        rule = job.work.rule or PLAIN_RULE
-        lr = self.lr if job.work.lr is None else job.work.lr
-        local_job = make_local_job(job, self.layout, lr, self.probe, lambda vector: self.features(job, vector))
+        rule, local_job = job.work.rule or PLAIN_RULE, self.make_job(job)
         centre = optimum(job.seed, job.client, self.layout.num_params, job.base.dtype)
         w = local_job.start.clone()
 
         def batches(phase: Phase) -> Iterable[Gradient]:
+            """Return the gradient of each step of a phase."""
             return [lambda point: point - centre] * self.count(phase)
 
         steps, carry = descend(rule, local_job, rule.phases(job.work), w, batches, Sgd)
         return self.end(job, local_job, w, steps, carry)
 
-    def end(self, job: Job, local_job: LocalJob, w: Tensor, steps: int, carry: Any) -> Result:
+    def make_job(self, job: Job) -> LocalJob:
+        """Return the view of a job that its rule receives."""
+        lr = self.lr if job.work.lr is None else job.work.lr
+        return make_local_job(job, self.layout, lr, self.probe, lambda vector: self.features(job, vector))
+
+    def end(self, job: Job, local_job: LocalJob, w: Tensor, steps: int, carry: RuleCarry) -> Result:
         """Build the result of a job whose training ended at w."""
         rule = job.work.rule or PLAIN_RULE
         local = self.layout.with_trainable(job.base, w)

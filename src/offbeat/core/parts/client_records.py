@@ -1,14 +1,13 @@
 """Server records about each client: its number of examples, and the time since it was lost.
 
-A method that caches a vector for each client keeps it for the whole run unless `evict_after` is set. Then the cache of
-a client is dropped once the client has been lost (a failed job or an absence) for that many seconds, as if it had
-never reported. Evictions happen at the next event of any client, before that event is handled; a timer would keep a
-run from ending.
+With `evict_after` a method drops its cache of a client that has been lost (a failed job or an absence) for that many
+seconds, as if the client had never reported. Evictions happen before the next event of any client is handled; a timer
+would keep a run from ending.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from itertools import takewhile
 from math import isfinite
@@ -23,34 +22,26 @@ EvictAfter = Annotated[
 ]
 
 
-def _never(client: int) -> bool:
-    return False
-
-
 @dataclass(slots=True)
 class Absences:
     """Times at which clients were lost; part of a strategy's state."""
 
     since: dict[int, float] = field(default_factory=dict)  # client -> time it was lost, in order of time
 
-    def update(self, event: Event, evict_after: float | None, unless: Callable[[int], bool] = _never) -> list[int]:
-        """Record the event and return the clients to evict, except those for which `unless` is true."""
+    def update(self, event: Event, evict_after: float | None, exempt: Container[int] = ()) -> list[int]:
+        """Record the event and return the clients to evict, except those that are exempt."""
         if evict_after is None:
             return []
-        evicted = self._pop_lost(event.now - evict_after, unless)
+        lost = takewhile(lambda client: self.since[client] <= event.now - evict_after, self.since)
+        evicted = [client for client in lost if client not in exempt]
+        for client in evicted:
+            del self.since[client]
         match event:
             case ClientLost():
                 self.since.setdefault(event.client, event.now)
             case ClientReady() | UpdateArrived():
                 self.since.pop(event.client, None)
         return evicted
-
-    def _pop_lost(self, latest: float, unless: Callable[[int], bool]) -> list[int]:
-        lost = takewhile(lambda client: self.since[client] <= latest, self.since)
-        clients = [client for client in lost if not unless(client)]
-        for client in clients:
-            del self.since[client]
-        return clients
 
 
 ClientWeight = Literal["examples", "equal"]  # p_k: n_k / n, or 1 / N; None: 1

@@ -1,9 +1,9 @@
 """Server steps at fixed intervals: a tick every `length` seconds, counted from time 0.
 
-A tick is a timer at k * length, so updates that arrive exactly then belong to it. Clients that reported, joined or came
-back wait for the tick and get work there. The timer is set only while clients work or wait, so that a run can end.
-Without a given length, it is the low median of the durations of the first jobs. These start at once, and the median is
-known when half of them are back, because the others take longer. If all start together, that is the first tick.
+A tick is a timer at k * length, so updates that arrive exactly then belong to it. Idle clients wait for the tick to get
+work. The timer is set only while clients work or wait, so that a run can end. Without a given length, it is the low
+median of the durations of the first jobs, which start at once. The median is known when half of them are back, because
+the others take longer. If all start together, that is the first tick.
 """
 
 from __future__ import annotations
@@ -39,8 +39,7 @@ class Epochs:
     durations: list[float] = field(default_factory=list)  # of first jobs, until the length is known
     waiting: dict[int, None] = field(default_factory=dict)  # idle clients
     at_work: dict[int, int] = field(default_factory=dict)  # client -> tick of its dispatch
-    # client that reported since the last tick -> tick of its dispatch
-    reports: dict[int, int] = field(default_factory=dict)
+    reports: dict[int, int] = field(default_factory=dict)  # as at_work, for clients that reported since the last tick
 
     def update(self, event: Event) -> bool:
         """Record an event and return whether it is a tick."""
@@ -74,8 +73,8 @@ class Epochs:
         """Return the clients to dispatch to, at most `limit` in flight; must be called at every tick."""
         # until the length is known, clients that have reported keep waiting
         idle = list(self.waiting) if self.length else [client for client in self.waiting if client not in self.reports]
-        places = len(idle) if limit is None else limit - len(self.at_work)
-        chosen = draws.sample(idle, places, seed, "selection", self.draws)
+        free = len(idle) if limit is None else limit - len(self.at_work)
+        chosen = draws.sample(idle, free, seed, "selection", self.draws)
         self.draws += 1
         for client in chosen:
             del self.waiting[client]
@@ -101,6 +100,7 @@ class Epochs:
         return []
 
     def _measure(self, now: float) -> None:
+        """Set the length and the number of the last tick once the median duration of the first jobs is known."""
         known, out = len(self.durations), len(self.at_work)
         if known == 0 or known < out:
             return

@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from math import ceil
-
-import torch
 
 from offbeat.core.draws import sample
 from offbeat.core.parts.selection import Sample, ServerState, sample_size
@@ -22,7 +21,6 @@ from offbeat.core.protocol import (
     CancelTimer,
     ClientLost,
     ClientReady,
-    Dispatch,
     Event,
     LocalWork,
     Note,
@@ -30,9 +28,10 @@ from offbeat.core.protocol import (
     SetTimer,
     TimerFired,
     UpdateArrived,
+    World,
 )
-from offbeat.core.settings import Amount, Seconds, check
-from offbeat.core.vector import distance
+from offbeat.core.settings import Amount, Seconds, Settings, check
+from offbeat.core.vector import distance, param_norm
 
 OPEN, DEADLINE = "round", "deadline"
 
@@ -83,7 +82,7 @@ class Rounds:
                 rounds.idle[event.client] = None
                 if event.client not in clients:
                     rounds.newcomers[event.client] = None
-                return RoundTurn(actions=[] if rounds.is_open else [SetTimer(OPEN + self.key, event.now)])
+                return RoundTurn(actions=[] if rounds.is_open else [self.open_soon(event.now)])
             case UpdateArrived() if event.client in rounds.waiting:
                 del rounds.waiting[event.client]
                 rounds.heard += 1
@@ -103,16 +102,29 @@ class Rounds:
 
     def take_over(self, rounds: Round, other: Round, now: float) -> list[Action]:
         """Move the open round of `other` into `rounds`, merging it with an open round there."""
-        timer: list[Action] = []
+        timers: list[Action] = []
         if not rounds.is_open:
             rounds.heard = 0
-            timer = [] if self.deadline is None else [SetTimer(DEADLINE + self.key, now + self.deadline)]
+            timers = self._set_deadline(now)
         rounds.waiting.update(other.waiting)
         rounds.wanted += other.wanted
         rounds.heard += other.heard
-        return timer
+        return timers
+
+    def open_soon(self, now: float) -> SetTimer:
+        """Set the timer that opens a round after this instant."""
+        return SetTimer(OPEN + self.key, now)
+
+    def _set_deadline(self, now: float) -> list[Action]:
+        """Set the timer of the deadline, if there is one."""
+        return [] if self.deadline is None else [SetTimer(DEADLINE + self.key, now + self.deadline)]
+
+    def cancel_deadline(self) -> list[Action]:
+        """Cancel the timer of the deadline, if there is one."""
+        return [] if self.deadline is None else [CancelTimer(DEADLINE + self.key)]
 
     def _open(self, rounds: Round, now: float, known: int, seed: int) -> RoundTurn:
+        """Open a round with a sample of the idle clients, out of all known ones."""
         wanted = sample_size(self.sample, known)
         count = ceil(wanted * (1 + self.over_select) - 1e-9)
         chosen = sample(list(rounds.idle), count, seed, "round" + self.key, rounds.number)
@@ -122,20 +134,32 @@ class Rounds:
         rounds.wanted = min(wanted, len(chosen))
         rounds.heard = 0
         rounds.number += 1
-        timer: list[Action] = [] if self.deadline is None else [SetTimer(DEADLINE + self.key, now + self.deadline)]
-        return RoundTurn(actions=timer, chosen=chosen)
+        return RoundTurn(actions=self._set_deadline(now), chosen=chosen)
 
     def _maybe_close(self, rounds: Round, now: float, *, counts: bool) -> RoundTurn:
+        """Close the round if enough members have reported or none is left; `counts` marks an update of the round."""
         if rounds.heard >= rounds.wanted or not rounds.waiting:
             return self._close(rounds, now, counts=counts)
         return RoundTurn(counts=counts)
 
     def _close(self, rounds: Round, now: float, *, counts: bool) -> RoundTurn:
+        """Close the round; the next one opens after this instant, in which the last member becomes ready again."""
         rounds.waiting.clear()
         rounds.wanted = 0
-        actions: list[Action] = [] if self.deadline is None else [CancelTimer(DEADLINE + self.key)]
-        # the next round opens after this instant, in which the last member becomes ready again
-        return RoundTurn(actions=[*actions, SetTimer(OPEN + self.key, now)], counts=counts, closes=True)
+        return RoundTurn(actions=[*self.cancel_deadline(), self.open_soon(now)], counts=counts, closes=True)
+
+
+class RoundSettings(Settings):
+    """Base class of strategies with rounds; they declare those of these settings that users may change."""
+
+    sample: Sample = None
+    deadline: Seconds | None = None
+    over_select: Amount = 0.0
+
+    @cached_property
+    def _rounds(self) -> Rounds:
+        """The rounds with the settings of this strategy."""
+        return Rounds(sample=self.sample, deadline=self.deadline, over_select=self.over_select)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -148,23 +172,30 @@ class AveragingState(ServerState):
     memory: Moments = field(default_factory=Moments)  # of the server optimizer
 
 
-def average_round(
-    state: AveragingState, event: Event, rounds: Rounds, work: LocalWork, optimizer: ServerOptimizer | None = None
-) -> list[Action]:
-    """Handle an event: average the updates of each round, weighted by examples, and apply the server optimizer.
+class AveragesRounds(RoundSettings):
+    """Base class of strategies whose rounds end with an average: FedAvg, FedProx, FedAvgM and FedAdam."""
 
-    Without an optimizer the average is the next model, bit for bit.
-    """
-    turn = rounds.turn(state.rounds, event, state.clients, state.seed)
-    actions = turn.actions
-    if turn.counts and isinstance(event, UpdateArrived):
-        state.answers.add(state.layout, event.local, float(event.num_examples), event.local)
-    if turn.closes:
-        actions = [*_close_average(state, optimizer), *actions]
-    return actions + [Dispatch(client, state.model, work) for client in turn.chosen]
+    def init(self, world: World) -> AveragingState:
+        return AveragingState.of(world, clients=world.clients)
+
+    def average_round(
+        self, state: AveragingState, event: Event, work: LocalWork, optimizer: ServerOptimizer | None = None
+    ) -> list[Action]:
+        """Handle an event: average the updates of each round, weighted by examples, and apply the server optimizer.
+
+        Without an optimizer the average is the next model, bit for bit.
+        """
+        turn = self._rounds.turn(state.rounds, event, state.clients, state.seed)
+        actions = turn.actions
+        if turn.counts and isinstance(event, UpdateArrived):
+            state.answers.add_model(state.layout, event)
+        if turn.closes:
+            actions = [*_close_average(state, optimizer), *actions]
+        return actions + state.dispatch(turn.chosen, work)
 
 
 def _close_average(state: AveragingState, optimizer: ServerOptimizer | None) -> list[Action]:
+    """Commit the average of the reports, or the step of the optimizer towards it."""
     answers, state.answers = state.answers, WeightedSum()
     if answers.total is None:
         return []  # no reports: keep w and the moments
@@ -173,7 +204,7 @@ def _close_average(state: AveragingState, optimizer: ServerOptimizer | None) -> 
     if optimizer is not None:
         d = model.sub_(w)
         model = optimizer.step(state.memory, w, d)
-        length = float(torch.linalg.vector_norm(state.layout.trainable(d)))
-        notes = [Note({"d": length, "step": distance(state.layout.trainable(model), state.layout.trainable(w))})]
+        step = distance(state.layout.trainable(model), state.layout.trainable(w))
+        notes = [Note({"d": param_norm(state.layout, d), "step": step})]
     answers.statistics.write(state.layout, model, w)  # statistics are averaged, without the optimizer
     return [state.publish(model), *notes]

@@ -7,9 +7,10 @@ With a limit, a free place is filled with a uniformly drawn client among those t
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from math import ceil
-from typing import Annotated, Any, Self
+from typing import Annotated, Self
 
 from torch import Tensor
 
@@ -37,14 +38,13 @@ Concurrency = Annotated[int | None, WHOLE, least(1, "at least 1 client in flight
 # clients per round: a number, a share of the known clients, or all (None)
 Sample = Annotated[
     int | float | None,
-    Must("a share lies in (0, 1]; a number of clients is a whole number", lambda s: not _share(s) or 0 < s <= 1),
-    Must("must be a whole number", lambda s: _share(s) or type(s) is int),
-    Must("at least 1 client a round", lambda s: _share(s) or s >= 1),
+    Must(
+        "a share lies in (0, 1]; a number of clients is a whole number",
+        lambda s: not isinstance(s, float) or 0 < s <= 1,
+    ),
+    Must("must be a whole number", lambda s: isinstance(s, float) or type(s) is int),
+    Must("at least 1 client a round", lambda s: isinstance(s, float) or s >= 1),
 ]
-
-
-def _share(sample: object) -> bool:
-    return isinstance(sample, float)
 
 
 @dataclass(slots=True, kw_only=True)
@@ -57,7 +57,7 @@ class ServerState:
     seed: int = 0
 
     @classmethod
-    def of(cls, world: World, **fields: Any) -> Self:
+    def of(cls, world: World, **fields: object) -> Self:
         """Create the initial state; `fields` are the strategy's own fields without a default."""
         return cls(model=world.model, version=0, layout=world.layout, seed=world.seed, **fields)
 
@@ -66,6 +66,10 @@ class ServerState:
         self.model = model
         self.version += 1
         return Commit(model)
+
+    def dispatch(self, clients: Iterable[int], work: LocalWork) -> list[Action]:
+        """Send the current model to clients."""
+        return [Dispatch(client, self.model, work) for client in clients]
 
 
 @dataclass(slots=True)
@@ -89,17 +93,17 @@ class IdleClients:
 
     def remove(self, client: int) -> None:
         """Remove a client if it is present; it is not if it left before it was ready."""
-        at = self.positions.pop(client, None)
-        if at is None:
+        index = self.positions.pop(client, None)
+        if index is None:
             return
         last = self.members.pop()
         if last != client:
-            self.members[at] = last
-            self.positions[last] = at
+            self.members[index] = last
+            self.positions[last] = index
 
-    def draw(self, at: int) -> int:
+    def draw(self, index: int) -> int:
         """Remove and return the client at an index."""
-        client = self.members[at]
+        client = self.members[index]
         self.remove(client)
         return client
 
@@ -111,9 +115,7 @@ class Seats:
     idle: IdleClients = field(default_factory=IdleClients)
     at_work: int = 0
     draws: int = 0
-    deferred: dict[int, bool] = field(
-        default_factory=dict
-    )  # client that gets no work until `release` -> whether it is ready
+    deferred: dict[int, bool] = field(default_factory=dict)  # client without work until `release` -> is it ready?
 
 
 @dataclass(slots=True, kw_only=True)
@@ -132,7 +134,7 @@ def serve(state: Seated, event: Event, limit: int | None, work: LocalWork, *, st
     if limit is None and not stepped and not seats.deferred:  # fast path: no limit, no deferred clients
         if isinstance(event, ClientReady):
             seats.at_work += 1
-            return [Dispatch(event.client, state.model, work)]
+            return state.dispatch([event.client], work)
         if isinstance(event, UpdateArrived):
             seats.at_work -= 1
             return []
@@ -142,7 +144,7 @@ def serve(state: Seated, event: Event, limit: int | None, work: LocalWork, *, st
         clients, actions = clients + released, actions + more
     if seats.deferred:
         actions = actions + stall_timer(seats, event)
-    return actions + [Dispatch(client, state.model, work) for client in clients]
+    return actions + state.dispatch(clients, work)
 
 
 def next_clients(seats: Seats, event: Event, limit: int | None, seed: int) -> tuple[list[int], list[Action]]:
@@ -180,7 +182,7 @@ def release(seats: Seats, limit: int | None, now: float) -> tuple[list[int], lis
 
 def is_stalled(seats: Seats) -> bool:
     """Return whether only deferred clients are left, so that no update would arrive without a release."""
-    return bool(seats.deferred) and seats.at_work == 0 and len(seats.idle) == 0
+    return bool(seats.deferred) and seats.at_work == 0 and not seats.idle
 
 
 def must_step(seats: Seats, event: Event, *, full: bool) -> bool:
@@ -194,6 +196,7 @@ def stall_timer(seats: Seats, event: Event) -> list[Action]:
 
 
 def _serve(seats: Seats, clients: list[int], limit: int | None, now: float) -> tuple[list[int], list[Action]]:
+    """Serve ready clients: all of them now, or with a limit as idle clients at the end of the instant."""
     if limit is None:
         seats.at_work += len(clients)
         return clients, []
@@ -203,13 +206,14 @@ def _serve(seats: Seats, clients: list[int], limit: int | None, now: float) -> t
 
 
 def _select_soon(seats: Seats, limit: int, now: float) -> list[Action]:
-    wanted = seats.at_work < limit and len(seats.idle) > 0
-    return [SetTimer(SELECT, now)] if wanted else []
+    """Set the timer that fills free places, if there are free places and idle clients."""
+    return [SetTimer(SELECT, now)] if seats.at_work < limit and seats.idle else []
 
 
 def _fill(seats: Seats, limit: int, seed: int) -> list[int]:
+    """Draw idle clients for all free places."""
     chosen: list[int] = []
-    while seats.at_work < limit and len(seats.idle) > 0:
+    while seats.at_work < limit and seats.idle:
         chosen.append(seats.idle.draw(below(len(seats.idle), seed, "selection", seats.draws)))
         seats.draws += 1
         seats.at_work += 1

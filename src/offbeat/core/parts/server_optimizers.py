@@ -54,12 +54,10 @@ class Momentum:
         require(0 <= self.mu < 1, f"server momentum mu = {self.mu}: must lie in [0, 1)")
 
     def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
-        before = memory.first
-        memory.first = (
-            new_vector(d).copy_(d)
-            if before is None
-            else torch.mul(before, self.mu, out=reusable_memory(before)).add_(d)
-        )
+        if memory.first is None:
+            memory.first = new_vector(d).copy_(d)
+        else:
+            memory.first = torch.mul(memory.first, self.mu, out=reusable_memory(d)).add_(d)
         return torch.add(w, memory.first, out=reusable_memory(w))
 
 
@@ -74,10 +72,8 @@ class Adam:
 
     def __post_init__(self) -> None:
         require(self.lr > 0 and self.tau > 0, f"server Adam lr = {self.lr}, tau = {self.tau}: both must be positive")
-        require(
-            0 <= self.beta1 < 1 and 0 <= self.beta2 < 1,
-            f"server Adam beta1 = {self.beta1}, beta2 = {self.beta2}: both lie in [0, 1)",
-        )
+        message = f"server Adam beta1 = {self.beta1}, beta2 = {self.beta2}: both lie in [0, 1)"
+        require(0 <= self.beta1 < 1 and 0 <= self.beta2 < 1, message)
 
     def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
         m = new_vector(d).zero_() if memory.first is None else memory.first
@@ -85,8 +81,7 @@ class Adam:
         model, memory.first, memory.second = new_vector(d), new_vector(d), new_vector(d)
         for w_, d_, m_, v_, m_new, v_new, w_new in split_together(w, d, m, v, memory.first, memory.second, model):
             torch.mul(m_, self.beta1, out=m_new).add_(d_, alpha=1 - self.beta1)  # m := beta1 m + (1 - beta1) d
-            torch.mul(v_, self.beta2, out=v_new).addcmul_(
-                d_, d_, value=1 - self.beta2
-            )  # v := beta2 v + (1 - beta2) d^2
+            # v := beta2 v + (1 - beta2) d^2; w := w + lr m / (sqrt v + tau)
+            torch.mul(v_, self.beta2, out=v_new).addcmul_(d_, d_, value=1 - self.beta2)
             torch.addcdiv(w_, m_new, torch.sqrt(v_new).add_(self.tau), value=self.lr, out=w_new)
         return model

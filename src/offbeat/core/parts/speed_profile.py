@@ -2,9 +2,8 @@
 
 Every client gets a first job as soon as it is ready. These jobs form one FedAvg round. It ends when all clients that
 were dispatched to before the first report have reported or were lost, or at the deadline; then clients can be sorted. A
-client that is measured later is placed at that time, and the update of its first job is rejected.
-
-The speed of a client is the mean duration of all its jobs, including transfers and jobs after the profiling round.
+client that is measured later is placed at that time, and the update of its first job is rejected. The speed of a client
+is the mean duration of all its jobs, including transfers and jobs after the profiling round.
 """
 
 from __future__ import annotations
@@ -36,9 +35,7 @@ class SpeedProfile:
     seconds: dict[int, float] = field(default_factory=dict)  # client -> mean duration of its jobs
     jobs: dict[int, int] = field(default_factory=dict)  # client -> number of jobs in that mean
     expected: dict[int, None] = field(default_factory=dict)  # clients whose first job the round waits for
-    idle: dict[int, None] = field(
-        default_factory=dict
-    )  # clients that were measured and are ready before the round ends
+    idle: dict[int, None] = field(default_factory=dict)  # measured clients that are ready before the round ends
     closed: bool = False
 
     def measure(self, event: UpdateArrived) -> None:
@@ -83,11 +80,12 @@ def profile_turn(profile: SpeedProfile, event: Event, deadline: float | None = N
         case TimerFired(key=key) if key == DEADLINE and not profile.closed:
             if profile.seconds:
                 return _close(profile, deadline)
-            return ProfileTurn(actions=_again(profile, event.now, deadline), passes=False)
+            return ProfileTurn(actions=_set_deadline(profile, event.now, deadline), passes=False)
     return ProfileTurn()
 
 
 def _arrive(profile: SpeedProfile, event: UpdateArrived, deadline: float | None) -> ProfileTurn:
+    """Measure the client of an update; a first update after the round places its client and is rejected."""
     first = event.client not in profile.seconds
     profile.measure(event)
     if not profile.closed:
@@ -104,28 +102,27 @@ def _expect(profile: SpeedProfile, event: ClientReady, deadline: float | None) -
     if profile.closed or profile.seconds:
         return []
     profile.expected[event.client] = None
-    return _again(profile, event.now, deadline) if len(profile.expected) == 1 else []
+    return _set_deadline(profile, event.now, deadline) if len(profile.expected) == 1 else []
 
 
-def _again(profile: SpeedProfile, now: float, deadline: float | None) -> list[Action]:
+def _set_deadline(profile: SpeedProfile, now: float, deadline: float | None) -> list[Action]:
+    """Set the timer that ends the round, if there is a deadline and the round waits for clients."""
     return [SetTimer(DEADLINE, now + deadline)] if deadline is not None and profile.expected else []
 
 
 def _maybe_close(profile: SpeedProfile, deadline: float | None, *, counts: bool = False) -> ProfileTurn:
+    """End the round if a client was measured and no first job is left; `counts` marks an update of the round."""
     if profile.seconds and not profile.expected:
         return _close(profile, deadline, counts=counts)
     return ProfileTurn(counts=counts, passes=False)
 
 
 def _close(profile: SpeedProfile, deadline: float | None, *, counts: bool = False) -> ProfileTurn:
+    """End the round and cancel its deadline."""
     profile.closed = True
     profile.expected.clear()
-    return ProfileTurn(
-        actions=[] if deadline is None else [CancelTimer(DEADLINE)], counts=counts, closes=True, passes=False
-    )
-
-
-# ---------------------------------------------------------------- sorting by speed
+    actions: list[Action] = [] if deadline is None else [CancelTimer(DEADLINE)]
+    return ProfileTurn(actions=actions, counts=counts, closes=True, passes=False)
 
 
 def sort_by_speed(seconds: Mapping[int, float]) -> list[int]:
@@ -153,7 +150,5 @@ def split_by_ratio(ratio: float, seconds: Mapping[int, float]) -> list[list[int]
 
 def find_nearest(client: int, seconds: Mapping[int, float]) -> int:
     """Return the other client with the most similar speed."""
-    return min(
-        (other for other in seconds if other != client),
-        key=lambda other: (abs(seconds[other] - seconds[client]), other),
-    )
+    others = (other for other in seconds if other != client)
+    return min(others, key=lambda other: (abs(seconds[other] - seconds[client]), other))

@@ -38,9 +38,8 @@ class Polynomial:
     a: float = 0.5
 
     def __post_init__(self) -> None:
-        require(
-            self.a >= 0, f"polynomial staleness a = {self.a}: must be 0 or more (a negative one would reward staleness)"
-        )
+        message = f"polynomial staleness a = {self.a}: must be 0 or more (a negative one would reward staleness)"
+        require(self.a >= 0, message)
 
     def __call__(self, u: int) -> float:
         return float((u + 1) ** -self.a)

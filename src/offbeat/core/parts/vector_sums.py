@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.parts.buffer_statistics import Contributions
+from offbeat.core.protocol import UpdateArrived
 from offbeat.core.vector import Layout, reusable_memory
 
 
@@ -39,6 +40,10 @@ class WeightedSum:
     def add_delta(self, layout: Layout, base: Tensor, local: Tensor, weight: float) -> None:
         """Add weight * (local - base)."""
         self.add(layout, torch.sub(local, base, out=reusable_memory(local)), weight, local)
+
+    def add_model(self, layout: Layout, update: UpdateArrived) -> None:
+        """Add the local model of an update, weighted by its number of examples."""
+        self.add(layout, update.local, float(update.num_examples), update.local)
 
     def merge(self, layout: Layout, other: WeightedSum) -> None:
         """Add the contents of another sum, which must not be used afterwards."""
@@ -114,6 +119,7 @@ class RunningSum:
             self._renew_from(table)
 
     def _renew_from(self, table: MutableMapping[int, Tensor]) -> None:
+        """Compute the sum anew from the table, if it needs that."""
         if self.needs_renewal:
             order = sorted(table)  # a store may have no fixed order
             self.renew((table[other] for other in order), (self.weights.get(other, 1.0) for other in order))

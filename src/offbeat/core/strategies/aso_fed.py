@@ -67,9 +67,6 @@ Axis = Annotated[int, Must("1 (the inputs of a unit) or 0 (the units of an input
 Carry = tuple[Tensor, Tensor]  # (vprev, h)
 
 
-# ---------------------------------------------------------------- the client half
-
-
 @dataclass(frozen=True)
 class DecayedGradients(LocalRule):
     """Minimize s = f + (lam / 2) ||w - start||^2 along its gradient, balanced with decayed older gradients."""
@@ -95,9 +92,6 @@ class DecayedGradients(LocalRule):
         return {}, {"vprev": vprev, "h": h}
 
 
-# ---------------------------------------------------------------- feature learning
-
-
 def first_layer(layout: Layout) -> Slice | None:
     """Return the first parameter that is a matrix, since attention needs inputs; None without one."""
     return next((s for s in layout.of_kind("param") if len(s.shape) >= 2 and s.stop > s.start), None)
@@ -111,9 +105,6 @@ def attend(a: Tensor, axis: int, keep_norm: bool) -> Tensor:
         return new
     before, after = (torch.linalg.vector_norm(m, dim=axis, keepdim=True) for m in (a, new))
     return torch.where(after > 0, new * (before / after), a)  # a row of zeros stays
-
-
-# ---------------------------------------------------------------- the server half
 
 
 @dataclass(slots=True)
@@ -154,6 +145,7 @@ class AsoFed(Settings):
 
     @cached_property
     def _rule(self) -> DecayedGradients:
+        """The client half with the settings of this strategy."""
         return DecayedGradients(beta=self.beta, lam=self.lam, h_order=self.h_order)
 
     def init(self, world: World) -> State:
@@ -162,31 +154,41 @@ class AsoFed(Settings):
         return State.of(world, census=census, w=world.model, sent=sent)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
-        self._count(state, event)
-        actions = self._absorb(state, event) if isinstance(event, UpdateArrived) else []
-        clients, timers = next_clients(state.seats, event, self.concurrency, state.seed)
-        return [*actions, *timers, *(Dispatch(client, state.sent, self._work_of(state, client)) for client in clients)]
-
-    def _count(self, state: State, event: Event) -> None:
-        """Count the examples of a client's last training, or of its registration before its first report."""
+        actions: list[Action] = []
         newcomer = isinstance(event, ClientReady) and event.client not in state.census.examples
         if newcomer or isinstance(event, UpdateArrived):
-            state.census.update(event, "examples")
+            state.census.update(event, "examples")  # of the last training, or before it of the registration
+        if isinstance(event, UpdateArrived):
+            actions = self._apply_update(state, event)
+        clients, timers = next_clients(state.seats, event, self.concurrency, state.seed)
+        actions += timers
+        for client in clients:
+            work = replace(self.work, lr=self._multiplier(state, client) * self.lr, rule=self._rule)
+            actions.append(Dispatch(client, state.sent, work))
+        return actions
 
-    def _absorb(self, state: State, event: UpdateArrived) -> list[Action]:
+    def _apply_update(self, state: State, event: UpdateArrived) -> list[Action]:
+        """Add the weighted change of a client to the raw weights, and commit them with attention."""
         history = state.history.setdefault(event.client, ClientHistory())
         history.jobs += 1
         history.seconds += event.now - event.started
         p = state.census.weight(event.client, "examples")  # n'_k / N'
         back = torch.sub(event.base, event.local, out=reusable_memory(event.local))
-        w = torch.sub(
-            state.w, back, alpha=p, out=reusable_memory(back)
-        )  # w^(t+1) = w^t - (n'_k / N') (w_k^t - w_k^(t+1))
+        # w^(t+1) = w^t - (n'_k / N') (w_k^t - w_k^(t+1))
+        w = torch.sub(state.w, back, alpha=p, out=reusable_memory(back))
         buffer_statistics.mix(state.layout, w, state.w, event.local, p)
         state.sent = self._attended(state.layout, w)
         state.w = state.sent if self.feature == "literal" else w
-        commit = state.publish(state.sent)
-        return [Note(self._note_values(state, event, p), event.ticket), commit]
+        values = {
+            "weight": p,
+            "total": float(state.census.total),
+            "duration": event.now - event.started,
+            "multiplier": self._multiplier(state, event.client),
+        }
+        layer = first_layer(state.layout)
+        if layer is not None:
+            values["layer_norm"] = float(torch.linalg.vector_norm(state.sent[layer.start : layer.stop]))
+        return [Note(values, event.ticket), state.publish(state.sent)]
 
     def _attended(self, layout: Layout, w: Tensor) -> Tensor:
         """Return a copy of the model with attention on the weights of its first layer."""
@@ -199,22 +201,8 @@ class AsoFed(Settings):
         return model
 
     def _multiplier(self, state: State, client: int) -> float:
+        """Return the factor of a client's learning rate, which grows with the duration of its jobs."""
         history = state.history.get(client)
         if history is None or not self.dynamic_step:
             return 1.0
         return log(max(e, history.seconds / history.jobs))  # r_k = max(1, ln(mean of d_k)), defined for 0 seconds too
-
-    def _work_of(self, state: State, client: int) -> LocalWork:
-        return replace(self.work, lr=self._multiplier(state, client) * self.lr, rule=self._rule)
-
-    def _note_values(self, state: State, event: UpdateArrived, p: float) -> dict[str, float]:
-        values = {
-            "weight": p,
-            "total": float(state.census.total),
-            "duration": event.now - event.started,
-            "multiplier": self._multiplier(state, event.client),
-        }
-        layer = first_layer(state.layout)
-        if layer is not None:
-            values["layer_norm"] = float(torch.linalg.vector_norm(state.model[layer.start : layer.stop]))
-        return values

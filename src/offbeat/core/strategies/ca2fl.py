@@ -32,7 +32,7 @@ from offbeat.core.parts.selection import Concurrency, Seated, serve
 from offbeat.core.parts.vector_sums import RunningSum, WeightedSum
 from offbeat.core.protocol import Action, ClientReady, Event, LocalWork, Note, UpdateArrived, World
 from offbeat.core.settings import WHOLE, Rate, Settings, least
-from offbeat.core.vector import reusable_memory
+from offbeat.core.vector import param_norm, reusable_memory
 
 
 @dataclass(slots=True, kw_only=True)
@@ -40,9 +40,7 @@ class State(Seated):
     clients: Mapping[int, int]  # known at the start
     caches: MutableMapping[int, Tensor]  # client -> its last delta
     newcomers: dict[int, None] = field(default_factory=dict)
-    total: RunningSum = field(
-        default_factory=RunningSum
-    )  # of the current caches, so that a step need not read them all
+    total: RunningSum = field(default_factory=RunningSum)  # of the caches, so that a step need not read them all
     h: Tensor | None = None  # mean over all clients at the last step; None: 0
     buffer: WeightedSum = field(default_factory=WeightedSum)
     absences: Absences = field(default_factory=Absences)
@@ -74,6 +72,7 @@ class CA2FL(Settings):
         return actions + serve(state, event, self.concurrency, self.work)
 
     def _collect(self, state: State, event: UpdateArrived) -> Action:
+        """Add the difference of an update from the client's cache to the buffer, and replace the cache."""
         client = event.client
         delta = torch.sub(event.local, event.base, out=reusable_memory(event.local))  # Delta_i
         # a store may be on disk: read once for the residual and the sum (so not RunningSum.put)
@@ -86,10 +85,11 @@ class CA2FL(Settings):
         state.total.add(state.caches[client])  # read back, because a store may round
         if state.total.needs_renewal:
             state.total.renew(state.caches[other] for other in sorted(state.caches))
-        moved = _norm(state, delta)
-        return Note({"residual": _norm(state, residual) / moved if moved > 0 else 0.0}, event.ticket)
+        length = param_norm(state.layout, delta)
+        return Note({"residual": param_norm(state.layout, residual) / length if length > 0 else 0.0}, event.ticket)
 
     def _step(self, state: State) -> list[Action]:
+        """Step along the calibrated buffer, and take the mean of the caches for the next step."""
         buffer, state.buffer = state.buffer, WeightedSum()
         assert buffer.total is not None
         assert state.total.total is not None
@@ -99,11 +99,7 @@ class CA2FL(Settings):
         model = torch.add(state.model, v, alpha=self.lr, out=reusable_memory(v))  # w := w + eta v_t
         buffer.statistics.write(state.layout, model, state.model)
         N = len(state.clients) + len(state.newcomers)
-        h = 0.0 if state.h is None else _norm(state, state.h)
-        note = Note({"h": h, "v": _norm(state, v), "cached": state.total.count / N})
+        h = 0.0 if state.h is None else param_norm(state.layout, state.h)
+        note = Note({"h": h, "v": param_norm(state.layout, v), "cached": state.total.count / N})
         state.h = torch.div(state.total.total, N, out=reusable_memory(v))  # h_{t+1} = 1/N sum_i h_i
         return [state.publish(model), note]
-
-
-def _norm(state: State, vector: Tensor) -> float:
-    return float(torch.linalg.vector_norm(state.layout.trainable(vector)))

@@ -62,8 +62,6 @@ from offbeat.core.vector import Layout, new_vector, reusable_memory
 
 NEGLIGIBLE = 1e-12  # per entry of the squared norm: a shorter basis has no direction
 
-# ---------------------------------------------------------------- the client half
-
 
 class Carry(NamedTuple):
     """The carry of a job: the basis, and sums over its steps."""
@@ -124,9 +122,6 @@ class OrthogonalDifference(Orthogonal):
         return extras, {"previous": previous + (job.start - sent) / job.lr}
 
 
-# ---------------------------------------------------------------- the server half
-
-
 @dataclass(slots=True, kw_only=True)
 class State(ServerState):
     clients: Mapping[int, int]  # known at the start
@@ -139,7 +134,8 @@ class State(ServerState):
     sum_str: RunningSum = field(default_factory=RunningSum)
     absences: Absences = field(default_factory=Absences)
 
-    def sum_of(self, client: int) -> RunningSum:
+    def group_sum(self, client: int) -> RunningSum:
+        """Return the sum of the client's group: active clients or stragglers."""
         return self.sum_act if self.active.get(client) else self.sum_str
 
 
@@ -170,6 +166,7 @@ class FedOGD(Settings):
 
     @cached_property
     def _work(self) -> LocalWork:
+        """The work with the rate and the rule of the method, without a basis."""
         rule = OrthogonalDifference if self.upload == "difference" else Orthogonal
         return replace(self.work, lr=self.lr_local, rule=rule(always=self.project == "always"))
 
@@ -179,8 +176,9 @@ class FedOGD(Settings):
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
-        for client in state.absences.update(event, self.evict_after, unless=state.epochs.reports.__contains__):
-            self._evict(state, client)
+        for client in state.absences.update(event, self.evict_after, exempt=state.epochs.reports):
+            if client in state.caches:
+                state.group_sum(client).remove(state.caches.pop(client))  # G_k := 0
         ticks = state.epochs.update(event)
         if isinstance(event, (ClientReady, UpdateArrived)) and event.client not in state.clients:
             state.newcomers[event.client] = None
@@ -197,9 +195,10 @@ class FedOGD(Settings):
         return actions + state.epochs.timer(event)
 
     def _receive(self, state: State, event: UpdateArrived) -> list[Action]:
+        """Replace the cache of a client; its group's sum gets the new one at the tick."""
         client = event.client
         if client in state.caches:
-            state.sum_of(client).remove(state.caches[client])
+            state.group_sum(client).remove(state.caches[client])
         # G_k = (w^t - w_k) / eta_l
         G = torch.sub(event.base, event.local, out=reusable_memory(event.local)).div_(self.lr_local)
         copy_client_statistics(state.layout, G, event.local)
@@ -209,31 +208,30 @@ class FedOGD(Settings):
         projected = {} if sums is None else dict(zip(("projected", "removed"), sums.tolist(), strict=True))
         return [Note({"epochs": state.epochs.age(client) or 0, **projected}, event.ticket)]
 
-    def _evict(self, state: State, client: int) -> None:
-        if client in state.caches:
-            state.sum_of(client).remove(state.caches.pop(client))  # G_k := 0
-
     def _demote(self, state: State, client: int) -> None:
+        """Move an active client and its cache to the stragglers; with differences, the groups are fixed."""
         if self.upload == "difference" or not state.active.get(client):
             return
-        if client in state.caches:  # caches move with the client
+        if client in state.caches:
             state.sum_act.remove(state.caches[client])
             state.sum_str.add(state.caches[client])
         state.active[client] = False
 
     def _classify(self, state: State) -> None:
+        """Divide the clients into active ones and stragglers, and add the new reports to the sums."""
         for client in state.epochs.at_work:  # sent work at an earlier tick: the job takes more than one epoch
             self._demote(state, client)
             state.active.setdefault(client, False)
         for client in state.epochs.reports:
             if self.upload == "gradient" or client not in state.active:
                 state.active[client] = state.epochs.age(client) == 1
-            state.sum_of(client).add(state.caches[client])
-        for side, running in ((True, state.sum_act), (False, state.sum_str)):
+            state.group_sum(client).add(state.caches[client])
+        for active, running in ((True, state.sum_act), (False, state.sum_str)):
             if running.needs_renewal:
-                running.renew(state.caches[client] for client in state.caches if state.active[client] is side)
+                running.renew(state.caches[client] for client in state.caches if state.active[client] is active)
 
     def _tick(self, state: State) -> list[Action]:
+        """End an epoch: classify the clients, step, and dispatch with the bases of both groups."""
         self._classify(state)
         n_act, n_str = state.sum_act.count, state.sum_str.count
         if self.cache:  # a missing cache counts as 0, its client as a straggler
@@ -241,7 +239,12 @@ class FedOGD(Settings):
             n_str = len(state.clients) + len(state.newcomers) - n_act
         b_act = self._basis(state, state.sum_act, n_act)
         b_str = self._basis(state, state.sum_str, n_str)
-        actions: list[Action] = [self._note(state, n_act, n_str, b_act, b_str), *self._step(state, n_act, n_str)]
+        cosine = 0.0
+        if state.sum_act.total is not None and state.sum_str.total is not None:
+            norms = float(torch.linalg.vector_norm(b_act)) * float(torch.linalg.vector_norm(b_str))
+            cosine = float(torch.dot(b_act, b_str)) / norms if norms > 0 else 0.0
+        counts = {"tick": state.epochs.tick, "reports": len(state.epochs.reports), "active": n_act, "stragglers": n_str}
+        actions: list[Action] = [Note({**counts, "cosine": cosine}), *self._step(state, n_act, n_str)]
         if not self.cache:
             state.sum_act, state.sum_str = RunningSum(), RunningSum()
         if not self.cache or self.upload == "difference":
@@ -249,21 +252,21 @@ class FedOGD(Settings):
         return actions + self._serve(state, b_act, b_str)
 
     def _serve(self, state: State, b_act: Tensor, b_str: Tensor) -> list[Action]:
-        to_active, to_straggler = (replace(self._work, extras={"basis": b}) for b in (b_str, b_act))
+        """Dispatch to the waiting clients; each group projects on the basis of the other."""
+        works = {active: replace(self._work, extras={"basis": b}) for active, b in ((True, b_str), (False, b_act))}
         chosen = state.epochs.serve(self.concurrency, state.seed)
-        return [
-            Dispatch(client, state.model, to_active if state.active.get(client) else to_straggler) for client in chosen
-        ]
+        return [Dispatch(client, state.model, works[state.active.get(client, False)]) for client in chosen]
 
     def _basis(self, state: State, running: RunningSum, n: int) -> Tensor:
+        """Return the mean G of a group of n clients, 0 without caches."""
         w = state.layout.trainable(state.model)
         if running.total is None:
             return new_vector(w).zero_()
-        return torch.div(
-            state.layout.trainable(running.total), n, out=reusable_memory(w)
-        )  # b_i = 1 / |M_i| sum_{k in M_i} G_k
+        total = state.layout.trainable(running.total)
+        return torch.div(total, n, out=reusable_memory(w))  # b_i = 1 / |M_i| sum_{k in M_i} G_k
 
     def _step(self, state: State, n_act: int, n_str: int) -> list[Action]:
+        """Commit the step along the caches of both groups, unless there are none."""
         step: Tensor | None = None
         for running, members in ((state.sum_act, n_act), (state.sum_str, n_str)):
             if running.total is not None:
@@ -273,20 +276,11 @@ class FedOGD(Settings):
                 step = part if step is None else step.add_(part)
         if step is None:
             return []  # no reports yet, or without caches none in this epoch
-        model = torch.sub(
-            state.model, step, alpha=self.lr_global, out=reusable_memory(step)
-        )  # w^{t+1} = w^t - eta_g Delta w^t
+        # w^{t+1} = w^t - eta_g Delta w^t
+        model = torch.sub(state.model, step, alpha=self.lr_global, out=reusable_memory(step))
         statistics = Contributions()
         for client in () if state.layout.params_only else state.caches:
             statistics.add(state.layout, state.caches[client], 1.0)
         share = len(state.epochs.reports) / len(state.heard) if self.upload == "difference" else 1.0
         statistics.write(state.layout, model, state.model, share)
         return [state.publish(model)]
-
-    def _note(self, state: State, n_act: int, n_str: int, b_act: Tensor, b_str: Tensor) -> Note:
-        cosine = 0.0
-        if state.sum_act.total is not None and state.sum_str.total is not None:
-            norms = float(torch.linalg.vector_norm(b_act)) * float(torch.linalg.vector_norm(b_str))
-            cosine = float(torch.dot(b_act, b_str)) / norms if norms > 0 else 0.0
-        counts = {"tick": state.epochs.tick, "reports": len(state.epochs.reports), "active": n_act, "stragglers": n_str}
-        return Note({**counts, "cosine": cosine})

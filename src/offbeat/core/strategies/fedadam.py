@@ -17,15 +17,15 @@ from functools import cached_property
 from typing import ClassVar
 
 from offbeat.core.about import About
-from offbeat.core.parts.rounds import AveragingState, Rounds, average_round
+from offbeat.core.parts.rounds import AveragesRounds, AveragingState
 from offbeat.core.parts.selection import Sample
 from offbeat.core.parts.server_optimizers import Adam
-from offbeat.core.protocol import Action, Event, LocalWork, World
-from offbeat.core.settings import Amount, Seconds, Settings
+from offbeat.core.protocol import Action, Event, LocalWork
+from offbeat.core.settings import Amount, Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAdam(Settings):
+class FedAdam(AveragesRounds):
     about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
 
     lr: float = 0.1  # server learning rate
@@ -42,17 +42,11 @@ class FedAdam(Settings):
         _ = self._adam  # validates its settings
 
     @cached_property
-    def _rounds(self) -> Rounds:
-        return Rounds(sample=self.sample, deadline=self.deadline, over_select=self.over_select)
-
-    @cached_property
     def _adam(self) -> Adam:
+        """The server optimizer with the settings of this strategy."""
         return Adam(lr=self.lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
-
-    def init(self, world: World) -> AveragingState:
-        return AveragingState.of(world, clients=world.clients)
 
     def on_event(self, state: AveragingState, event: Event) -> list[Action]:
         # d = sum_k n_k w_k / sum_k n_k - w; m := beta1 m + (1 - beta1) d; v := beta2 v + (1 - beta2) d^2
         # w := w + lr m / (sqrt v + tau)
-        return average_round(state, event, self._rounds, self.work, self._adam)
+        return self.average_round(state, event, self.work, self._adam)

@@ -77,10 +77,11 @@ class FedAsync(Settings):
         if self.client_weight is not None:
             state.census.update(event, self.client_weight)
         if isinstance(event, UpdateArrived):
-            return self._absorb(state, event) + serve(state, event, self.concurrency, self._pulled)
+            return self._apply_update(state, event) + serve(state, event, self.concurrency, self._pulled)
         return serve(state, event, self.concurrency, self._pulled)
 
-    def _absorb(self, state: State, event: UpdateArrived) -> list[Action]:
+    def _apply_update(self, state: State, event: UpdateArrived) -> list[Action]:
+        """Mix an update into the model, discounted for its staleness, or reject it."""
         u = state.version - event.base_version
         if self.max_staleness is not None and (refused := reject_if_too_old(event, u, self.max_staleness)):
             return refused

@@ -36,22 +36,11 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.local_rules import with_proximal
-from offbeat.core.parts.rounds import DEADLINE, OPEN, Round, Rounds
+from offbeat.core.parts.rounds import Round, Rounds
 from offbeat.core.parts.selection import Sample, ServerState
 from offbeat.core.parts.speed_profile import SpeedProfile, find_nearest, profile_turn, split_by_ratio, split_equally
 from offbeat.core.parts.vector_sums import WeightedSum
-from offbeat.core.protocol import (
-    Action,
-    CancelTimer,
-    Dispatch,
-    Event,
-    LocalWork,
-    Note,
-    SetTimer,
-    TimerFired,
-    UpdateArrived,
-    World,
-)
+from offbeat.core.protocol import Action, Event, LocalWork, Note, TimerFired, UpdateArrived, World
 from offbeat.core.settings import WHOLE, Amount, Seconds, Settings, finite, least, one_of
 
 TIERS = 5
@@ -68,20 +57,16 @@ class Tier:
     rounds: Round = field(default_factory=Round)
     answers: WeightedSum = field(default_factory=WeightedSum)
 
-    @property
-    def key(self) -> str:
-        return f" {self.number}"
-
 
 @dataclass(slots=True, kw_only=True)
 class State(ServerState):
     profile: SpeedProfile = field(default_factory=SpeedProfile)
     answers: WeightedSum = field(default_factory=WeightedSum)  # of the profiling round
     tiers: list[Tier] = field(default_factory=list)  # fastest first
-    created: int = 0
+    created: int = 0  # number of tiers created so far
     since: int = 0  # tier rounds since the last split
 
-    def concerned(self, event: Event) -> list[Tier]:
+    def affected_tiers(self, event: Event) -> list[Tier]:
         """Return the tiers that an event may concern."""
         if isinstance(event, TimerFired):
             return self.tiers
@@ -96,9 +81,8 @@ class FedAT(Settings):
     lam: Amount = 0.4  # lambda, weight of the proximal term
     # largest slowest / fastest inside a tier, instead of `tiers`
     ratio: Annotated[float | None, finite(1, "slowest / fastest, a finite factor of 1 or more")] = None
-    tiers: Annotated[int | None, WHOLE, least(1, "at least 1 tier")] = (
-        TIERS  # number of groups of clients with similar speed
-    )
+    # number of groups of clients with similar speed
+    tiers: Annotated[int | None, WHOLE, least(1, "at least 1 tier")] = TIERS
     smooth: Annotated[int, one_of(0, 1)] = 0  # added to every count; 1 avoids weights of 0
     sample: Sample = None  # clients per tier round: a number, a share of the tier, or all (None)
     deadline: Seconds | None = None
@@ -114,6 +98,7 @@ class FedAT(Settings):
 
     @cached_property
     def _pulled(self) -> LocalWork:
+        """The work with the proximal term, which pulls w_k to the model that was sent."""
         return with_proximal(self.work, self.lam)  # f_k(w_k) + lambda / 2 ||w_k - w||^2
 
     def init(self, world: World) -> State:
@@ -123,69 +108,75 @@ class FedAT(Settings):
         turn = profile_turn(state.profile, event, self.deadline)
         actions = list(turn.actions)
         if turn.counts and isinstance(event, UpdateArrived):
-            state.answers.add(state.layout, event.local, float(event.num_examples), event.local)
+            state.answers.add_model(state.layout, event)
         if turn.closes:
-            actions += self._begin(state, event.now)
-        if turn.placed and isinstance(event, UpdateArrived):
-            self._place(state, event.client)
+            actions += self._end_profiling(state, event.now)
         if isinstance(event, UpdateArrived):
+            if turn.placed:
+                neighbour = find_nearest(event.client, state.profile.seconds)
+                next(tier for tier in state.tiers if neighbour in tier.members).members[event.client] = None
             actions.append(Note({"seconds": event.now - event.started}, event.ticket))
         if turn.passes:
-            actions += self._rounds(state, event)
-        return actions + [Dispatch(client, state.model, self._pulled) for client in turn.chosen]
+            actions += self._handle_rounds(state, event)
+        return actions + state.dispatch(turn.chosen, self._pulled)
 
-    def _cut(self, state: State) -> list[list[int]]:
+    def _split_clients(self, state: State) -> list[list[int]]:
+        """Split the clients into groups by their measured speeds, fastest first."""
         state.since = 0
         state.profile.forget()
         seconds = state.profile.seconds
-        return (
-            split_equally(self.tiers or TIERS, seconds) if self.ratio is None else split_by_ratio(self.ratio, seconds)
-        )
+        if self.ratio is None:
+            return split_equally(self.tiers or TIERS, seconds)
+        return split_by_ratio(self.ratio, seconds)
 
-    def _begin(self, state: State, now: float) -> list[Action]:
+    def _end_profiling(self, state: State, now: float) -> list[Action]:
         """End the profiling round: its mean is w_0, from which every tier starts."""
         mean = state.answers.mean(state.layout, state.model)
         assert mean is not None
         state.answers = WeightedSum()
         commit = state.publish(mean)
-        groups = self._cut(state)
-        state.tiers = [self._tier(state, mean, 0) for _ in groups]
-        self._settle(state, groups, state.profile.idle)
+        groups = self._split_clients(state)
+        state.tiers = [self._create_tier(state, mean, 0) for _ in groups]
+        self._fill_tiers(state, groups, state.profile.idle)
         state.profile.idle = {}
-        return [commit, self._spread(state), *self._open_soon(state, now)]
+        return [commit, self._note_speeds(state), *self._open_rounds(state, now)]
 
-    def _tier(self, state: State, model: Tensor, count: int) -> Tier:
+    def _create_tier(self, state: State, model: Tensor, count: int) -> Tier:
+        """Create a tier with a new number."""
         state.created += 1
         return Tier(state.created, model, count)
 
-    def _settle(self, state: State, groups: list[list[int]], idle: dict[int, None]) -> None:
+    def _fill_tiers(self, state: State, groups: list[list[int]], idle: dict[int, None]) -> None:
+        """Assign the groups of clients to the tiers; `idle` are the clients that can take work."""
         for tier, members in zip(state.tiers, groups, strict=True):
             tier.members = dict.fromkeys(members)
             tier.rounds.idle = {client: None for client in members if client in idle}
 
-    def _open_soon(self, state: State, now: float) -> list[Action]:
-        return [SetTimer(OPEN + tier.key, now) for tier in state.tiers if tier.rounds.idle and not tier.rounds.is_open]
+    def _open_rounds(self, state: State, now: float) -> list[Action]:
+        """Set the timers that open rounds in tiers with idle clients after this instant."""
+        tiers = (tier for tier in state.tiers if tier.rounds.idle and not tier.rounds.is_open)
+        return [self._rounds_of(tier).open_soon(now) for tier in tiers]
 
-    def _place(self, state: State, newcomer: int) -> None:
-        neighbour = find_nearest(newcomer, state.profile.seconds)
-        next(tier for tier in state.tiers if neighbour in tier.members).members[newcomer] = None
+    def _rounds_of(self, tier: Tier) -> Rounds:
+        """Return the rounds of a tier."""
+        return Rounds(sample=self.sample, deadline=self.deadline, key=f" {tier.number}")
 
-    def _rounds(self, state: State, event: Event) -> list[Action]:
+    def _handle_rounds(self, state: State, event: Event) -> list[Action]:
+        """Pass an event to the rounds of the tiers that it affects, and split the clients again when it is time."""
         actions: list[Action] = []
-        for tier in state.concerned(event):
-            rounds = Rounds(sample=self.sample, deadline=self.deadline, key=tier.key)
-            turn = rounds.turn(tier.rounds, event, tier.members, state.seed)
+        for tier in state.affected_tiers(event):
+            turn = self._rounds_of(tier).turn(tier.rounds, event, tier.members, state.seed)
             if turn.counts and isinstance(event, UpdateArrived):
-                tier.answers.add(state.layout, event.local, float(event.num_examples), event.local)
+                tier.answers.add_model(state.layout, event)
             if turn.closes:
                 actions += self._step(state, tier)
-            actions += turn.actions
-            actions += [Dispatch(client, state.model, self._pulled) for client in turn.chosen]
+            actions += turn.actions + state.dispatch(turn.chosen, self._pulled)
         if self.retier is not None and state.since >= self.retier:
             actions += self._retier(state, event.now)
         return actions
 
     def _step(self, state: State, tier: Tier) -> list[Action]:
+        """Average the round of a tier, and commit the weighted mean of all tiers."""
         answers, tier.answers = tier.answers, WeightedSum()
         mean = answers.mean(state.layout, tier.model)
         if mean is None:
@@ -196,38 +187,39 @@ class FedAT(Settings):
         counts = [t.count + self.smooth for t in state.tiers]
         weights = [mirrored / sum(counts) for mirrored in reversed(counts)]  # T_{M+1-m} / T
         merged = WeightedSum()
-        for t, weight in zip(state.tiers, weights, strict=True):
+        for other, weight in zip(state.tiers, weights, strict=True):
             if weight > 0:
-                merged.add(state.layout, t.model, weight, t.model)
+                merged.add(state.layout, other.model, weight, other.model)
         model = merged.total  # w = sum_m T_{M+1-m} / T w^(m)
         assert model is not None
         merged.statistics.write(state.layout, model, state.model)
-        m = next(place for place, t in enumerate(state.tiers) if t is tier)
+        m = next(index for index, other in enumerate(state.tiers) if other is tier)
         return [state.publish(model), Note({"tier": m + 1, "rounds": tier.count, "weight": weights[m]})]
 
     def _retier(self, state: State, now: float) -> list[Action]:
-        old, groups = state.tiers, self._cut(state)
+        """Split the clients again; new tiers continue from the old tier at the same relative position."""
+        old, groups = state.tiers, self._split_clients(state)
         idle = {client: None for tier in old for client in tier.rounds.idle}
         left = {tier.number: tier for tier in old}
         state.tiers = []
         for j in range(len(groups)):
-            # the old tier at the same relative position
             source = old[(2 * j + 1) * len(old) // (2 * len(groups))]
-            again = left.pop(source.number, None) is None
-            state.tiers.append(self._tier(state, source.model, source.count) if again else source)
-        self._settle(state, groups, idle)
+            used = left.pop(source.number, None) is None  # by another new tier
+            state.tiers.append(self._create_tier(state, source.model, source.count) if used else source)
+        self._fill_tiers(state, groups, idle)
         actions = [action for tier in left.values() for action in self._hand_over(state, tier, now)]
-        return [self._spread(state), *actions, *self._open_soon(state, now)]
+        return [self._note_speeds(state), *actions, *self._open_rounds(state, now)]
 
     def _hand_over(self, state: State, tier: Tier, now: float) -> list[Action]:
         """Move the open round of a dropped tier to the tier that now has most of its members."""
         if not tier.rounds.is_open:
             return []
-        cancelled: list[Action] = [] if self.deadline is None else [CancelTimer(DEADLINE + tier.key)]
         heir = max(state.tiers, key=lambda other: sum(client in tier.members for client in other.members))
         heir.answers.merge(state.layout, tier.answers)
-        return cancelled + Rounds(deadline=self.deadline, key=heir.key).take_over(heir.rounds, tier.rounds, now)
+        cancelled = self._rounds_of(tier).cancel_deadline()
+        return cancelled + self._rounds_of(heir).take_over(heir.rounds, tier.rounds, now)
 
-    def _spread(self, state: State) -> Note:
+    def _note_speeds(self, state: State) -> Note:
+        """Record the number of tiers and the durations of the fastest and the slowest client."""
         seconds = state.profile.seconds.values()
         return Note({"tiers": len(state.tiers), "fastest": min(seconds), "slowest": max(seconds)})

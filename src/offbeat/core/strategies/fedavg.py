@@ -13,18 +13,17 @@ Checked:  tests/strategies/test_fedavg.py (hand-worked), the laws, FedBuff(k=all
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 from offbeat.core.about import About
-from offbeat.core.parts.rounds import AveragingState, Rounds, average_round
+from offbeat.core.parts.rounds import AveragesRounds, AveragingState
 from offbeat.core.parts.selection import Sample
-from offbeat.core.protocol import Action, Event, LocalWork, World
-from offbeat.core.settings import Amount, Seconds, Settings
+from offbeat.core.protocol import Action, Event, LocalWork
+from offbeat.core.settings import Amount, Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvg(Settings):
+class FedAvg(AveragesRounds):
     about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
 
     sample: Sample = None  # clients per round: a number, a share of all, or all (None)
@@ -32,12 +31,5 @@ class FedAvg(Settings):
     over_select: Amount = 0.0  # sample (1 + over_select) times as many, close after `sample` reports
     work: LocalWork = LocalWork()
 
-    @cached_property
-    def _rounds(self) -> Rounds:
-        return Rounds(sample=self.sample, deadline=self.deadline, over_select=self.over_select)
-
-    def init(self, world: World) -> AveragingState:
-        return AveragingState.of(world, clients=world.clients)
-
     def on_event(self, state: AveragingState, event: Event) -> list[Action]:
-        return average_round(state, event, self._rounds, self.work)  # w := sum_k n_k w_k / sum_k n_k
+        return self.average_round(state, event, self.work)  # w := sum_k n_k w_k / sum_k n_k

@@ -15,19 +15,18 @@ Checked:  tests/strategies/test_fedavgm.py (hand-worked), the laws, mu=0 is FedA
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 from offbeat.core.about import About
-from offbeat.core.parts.rounds import AveragingState, Rounds, average_round
+from offbeat.core.parts.rounds import AveragesRounds, AveragingState
 from offbeat.core.parts.selection import Sample
 from offbeat.core.parts.server_optimizers import Momentum
-from offbeat.core.protocol import Action, Event, LocalWork, World
-from offbeat.core.settings import Amount, BelowOne, Seconds, Settings
+from offbeat.core.protocol import Action, Event, LocalWork
+from offbeat.core.settings import Amount, BelowOne, Seconds
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedAvgM(Settings):
+class FedAvgM(AveragesRounds):
     about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
 
     mu: BelowOne = 0.9  # server momentum
@@ -36,13 +35,6 @@ class FedAvgM(Settings):
     over_select: Amount = 0.0
     work: LocalWork = LocalWork()
 
-    @cached_property
-    def _rounds(self) -> Rounds:
-        return Rounds(sample=self.sample, deadline=self.deadline, over_select=self.over_select)
-
-    def init(self, world: World) -> AveragingState:
-        return AveragingState.of(world, clients=world.clients)
-
     def on_event(self, state: AveragingState, event: Event) -> list[Action]:
         # d = sum_k n_k w_k / sum_k n_k - w; v := mu v + d; w := w + v
-        return average_round(state, event, self._rounds, self.work, Momentum(mu=self.mu))
+        return self.average_round(state, event, self.work, Momentum(mu=self.mu))

@@ -65,6 +65,7 @@ class FedBuff(Settings):
         return actions + serve(state, event, self.concurrency, self.work, stepped=stepped)
 
     def _collect(self, state: State, event: UpdateArrived) -> list[Action]:
+        """Add an update to the buffer, discounted for its staleness, or reject it."""
         u = state.version - event.base_version
         if refused := reject_if_too_old(event, u, self.max_staleness):
             return refused
@@ -75,6 +76,7 @@ class FedBuff(Settings):
         return []
 
     def _step(self, state: State) -> Action:
+        """Commit the step along the buffer, and empty it."""
         buffer, state.buffer = state.buffer, WeightedSum()
         assert buffer.total is not None
         # fewer than K updates only if no other client could report

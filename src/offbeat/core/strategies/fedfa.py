@@ -62,11 +62,12 @@ class FedFa(Settings):
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
         if isinstance(event, UpdateArrived):
-            self._push(state, event)
-            actions = self._slide(state, event)
+            self._enqueue(state, event)
+            actions = self._average_queue(state, event)
         return actions + serve(state, event, self.concurrency, self.work)
 
-    def _push(self, state: State, event: UpdateArrived) -> None:
+    def _enqueue(self, state: State, event: UpdateArrived) -> None:
+        """Add an upload to the queue, and remove the oldest one if the queue is full."""
         vector = event.local
         if self.queue == "deltas":
             vector = torch.sub(event.local, event.base, out=reusable_memory(event.local))
@@ -81,7 +82,8 @@ class FedFa(Settings):
         if state.total.needs_renewal:
             state.total.renew(upload.vector for upload in state.queue)
 
-    def _slide(self, state: State, event: UpdateArrived) -> list[Action]:
+    def _average_queue(self, state: State, event: UpdateArrived) -> list[Action]:
+        """Commit the mean of the queue once it is full."""
         oldest = max(state.version - upload.base_version for upload in state.queue)
         clients = len({upload.client: None for upload in state.queue})
         note = Note({"queued": len(state.queue), "clients": clients, "oldest": oldest}, event.ticket)

@@ -2,7 +2,7 @@
 Paper:    Li, Sahu, Zaheer, Sanjabi, Talwalkar, Smith, "Federated Optimization in Heterogeneous Networks" (FedProx),
           MLSys 2020.
 Follows:  Algorithm 2; the client half minimizes the proximal objective h_k.
-Notation: mu -> mu; w^t -> base; w_k^{t+1} -> local; K -> sample; h_k -> parts.proximal.Proximal.
+Notation: mu -> mu; w^t -> base; w_k^{t+1} -> local; K -> sample; h_k -> local_rules.Proximal.
 Deviates: 1. Neither text nor code of the paper was available; the rule is taken from other descriptions and
              implementations.
           2. Clients are sampled uniformly and weighted by examples, as in FedAvg; the paper (and FLGo) samples by size
@@ -23,15 +23,15 @@ from typing import ClassVar
 
 from offbeat.core.about import About
 from offbeat.core.local_rules import with_proximal
-from offbeat.core.parts.rounds import AveragingState, Rounds, average_round
+from offbeat.core.parts.rounds import AveragesRounds, AveragingState
 from offbeat.core.parts.selection import Sample
-from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived, World
-from offbeat.core.settings import Amount, NonNegative, Seconds, Settings
+from offbeat.core.protocol import Action, Event, LocalWork, Note, UpdateArrived
+from offbeat.core.settings import Amount, NonNegative, Seconds
 from offbeat.core.vector import distance
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedProx(Settings):
+class FedProx(AveragesRounds):
     about: ClassVar[About] = About("synchronous", keeps="nothing", uploads="model")
 
     mu: NonNegative = 0.1  # weight of the proximal term
@@ -45,18 +45,12 @@ class FedProx(Settings):
         _ = self._pulled  # raises an error now, not at the first dispatch, if `work` has a rule
 
     @cached_property
-    def _rounds(self) -> Rounds:
-        return Rounds(sample=self.sample, deadline=self.deadline, over_select=self.over_select)
-
-    @cached_property
     def _pulled(self) -> LocalWork:
+        """The work with the proximal term, which pulls w to the model that was sent."""
         return with_proximal(self.work, self.mu)  # h_k(w) = F_k(w) + mu / 2 ||w - w^t||^2
 
-    def init(self, world: World) -> AveragingState:
-        return AveragingState.of(world, clients=world.clients)
-
     def on_event(self, state: AveragingState, event: Event) -> list[Action]:
-        actions = average_round(state, event, self._rounds, self._pulled)
+        actions = self.average_round(state, event, self._pulled)
         if isinstance(event, UpdateArrived):
             # ||w_k - w^t||, which mu limits
             drift = distance(state.layout.trainable(event.local), state.layout.trainable(event.base))

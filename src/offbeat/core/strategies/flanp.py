@@ -28,18 +28,7 @@ from offbeat.core.parts.rounds import OPEN, Round, Rounds, RoundTurn
 from offbeat.core.parts.selection import Sample, ServerState, sample_size
 from offbeat.core.parts.speed_profile import ProfileTurn, SpeedProfile, profile_turn, sort_by_speed
 from offbeat.core.parts.vector_sums import WeightedSum
-from offbeat.core.protocol import (
-    Action,
-    ClientLost,
-    Dispatch,
-    Event,
-    LocalWork,
-    Note,
-    SetTimer,
-    TimerFired,
-    UpdateArrived,
-    World,
-)
+from offbeat.core.protocol import Action, ClientLost, Event, LocalWork, Note, TimerFired, UpdateArrived, World
 from offbeat.core.settings import WHOLE, Seconds, Settings, least
 from offbeat.core.vector import distance
 
@@ -74,25 +63,26 @@ class FLANP(Settings):
         turn: RoundTurn | ProfileTurn = self._turn(state, event) if profiling.passes else profiling
         actions = turn.actions
         if turn.counts and isinstance(event, UpdateArrived):
-            state.answers.add(state.layout, event.local, float(event.num_examples), event.local)
+            state.answers.add_model(state.layout, event)
         if profiling.closes:
             state.bench, state.profile.idle = state.profile.idle, {}
-            actions = [*self._average(state), SetTimer(OPEN, event.now), *actions]
+            actions = [*self._average(state), Rounds().open_soon(event.now), *actions]
         elif turn.closes:
-            actions = [*self._close(state), *actions]
+            actions = [*self._close_round(state), *actions]
         if isinstance(event, UpdateArrived):
             actions = [*actions, Note({"seconds": event.now - event.started}, event.ticket)]
-        return actions + [Dispatch(client, state.model, self.work) for client in turn.chosen]
+        return actions + state.dispatch(turn.chosen, self.work)
 
     def _turn(self, state: State, event: Event) -> RoundTurn:
+        """Pass an event to the rounds of the current stage."""
         if isinstance(event, ClientLost) and event.ticket is None:
             state.bench.pop(event.client, None)
         elif isinstance(event, TimerFired) and event.key == OPEN and not state.rounds.is_open:
-            self._line_up(state)
+            self._admit_fastest(state)
         rounds = Rounds(sample=sample_size(self.sample, max(state.n, 1)), deadline=self.deadline)
         return rounds.turn(state.rounds, event, state.profile.seconds, state.seed)
 
-    def _line_up(self, state: State) -> None:
+    def _admit_fastest(self, state: State) -> None:
         """Let the n fastest reachable clients take part; the others keep waiting."""
         # fewer than n0 only if fewer clients were measured
         state.n = max(state.n, min(self.n0, len(state.profile.seconds)))
@@ -100,19 +90,20 @@ class FLANP(Settings):
         state.rounds.idle, state.bench = dict.fromkeys(order[: state.n]), dict.fromkeys(order[state.n :])
 
     def _average(self, state: State) -> list[Action]:
+        """Commit the mean of the reports, if there are any."""
         answers, state.answers = state.answers, WeightedSum()
         mean = answers.mean(state.layout, state.model)  # w := sum_k n_k y_k / sum_k n_k
         return [] if mean is None else [state.publish(mean)]  # no reports: keep w
 
-    def _close(self, state: State) -> list[Action]:
+    def _close_round(self, state: State) -> list[Action]:
+        """Average a round, and begin the next stage if this one has reached its accuracy or its last round."""
         before = state.model
         actions = self._average(state)
         state.done += 1
         over = state.done >= self.max_rounds_per_stage
         if actions:
-            delta = distance(
-                state.layout.trainable(state.model), state.layout.trainable(before)
-            )  # ||mean_k (y_k - w)||
+            # ||mean_k (y_k - w)||
+            delta = distance(state.layout.trainable(state.model), state.layout.trainable(before))
             state.first = delta if state.first is None else state.first
             over = over or delta < state.first / 2
             actions.append(Note({"stage": state.stage, "n": state.n, "delta": delta, "first": state.first}))

@@ -32,7 +32,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
 import torch
@@ -44,21 +43,11 @@ from offbeat.core.parts import buffer_statistics
 from offbeat.core.parts.buffer_statistics import Contributions
 from offbeat.core.parts.client_records import Absences, EvictAfter
 from offbeat.core.parts.epochs import Epochs
-from offbeat.core.parts.rounds import Round, Rounds
+from offbeat.core.parts.rounds import Round, RoundSettings
 from offbeat.core.parts.selection import ServerState
 from offbeat.core.parts.vector_sums import RunningSum
-from offbeat.core.protocol import (
-    Action,
-    ClientLost,
-    ClientReady,
-    Dispatch,
-    Event,
-    LocalWork,
-    Note,
-    UpdateArrived,
-    World,
-)
-from offbeat.core.settings import WHOLE, Rate, Seconds, Settings, least
+from offbeat.core.protocol import Action, ClientLost, ClientReady, Event, LocalWork, Note, UpdateArrived, World
+from offbeat.core.settings import WHOLE, Rate, Seconds, least
 from offbeat.core.vector import reusable_memory
 
 
@@ -79,7 +68,7 @@ class State(ServerState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mifa(Settings):
+class Mifa(RoundSettings):
     about: ClassVar[About] = About("synchronous", keeps="its last gradient", uploads="model")
 
     lr: Rate = 0.08  # eta: rate of the clients and of the server step
@@ -101,11 +90,8 @@ class Mifa(Settings):
         message = f"work.lr = {self.work.lr}: clients train with lr = {self.lr}, because G = (base - local) / lr"
         require(self.work.lr in (None, self.lr), message)
 
-    @cached_property
-    def _rounds(self) -> Rounds:
-        return Rounds(deadline=self.deadline)
-
     def _eta(self, t: int) -> float:
+        """Return the rate at version t."""
         return self.lr / (1 + t) if self.decay else self.lr
 
     def init(self, world: World) -> State:
@@ -114,7 +100,7 @@ class Mifa(Settings):
 
     def on_event(self, state: State, event: Event) -> list[Action]:
         self._note_presence(state, event)
-        for client in state.absences.update(event, self.evict_after, unless=state.heard.__contains__):
+        for client in state.absences.update(event, self.evict_after, exempt=state.heard):
             state.total.drop(state.table, client)  # G_i := 0
         if self.epoch is not None:
             ticks = state.epochs.update(event)
@@ -129,11 +115,12 @@ class Mifa(Settings):
         actions = self._step(state) if turn.closes and state.heard else []
         return [*actions, *turn.actions, *self._dispatch(state, turn.chosen)]
 
-    def _dispatch(self, state: State, chosen: list[int]) -> list[Dispatch]:
-        work = replace(self.work, lr=self._eta(state.version))
-        return [Dispatch(client, state.model, work) for client in chosen]
+    def _dispatch(self, state: State, chosen: list[int]) -> list[Action]:
+        """Dispatch the model with the current rate."""
+        return state.dispatch(chosen, replace(self.work, lr=self._eta(state.version)))
 
     def _note_presence(self, state: State, event: Event) -> None:
+        """Record newcomers, and while the table is filled, which clients appeared and finished their first job."""
         match event:
             case ClientReady() if event.client not in state.clients:
                 state.newcomers[event.client] = None
@@ -143,6 +130,7 @@ class Mifa(Settings):
                 state.first[event.client] = True
 
     def _remember(self, state: State, event: UpdateArrived) -> None:
+        """Replace the gradient of a client in the table."""
         eta = self._eta(event.base_version)  # rate of this client's training; the step uses the current rate
         G = torch.sub(event.base, event.local, out=reusable_memory(event.local)).div_(eta)  # G_i = (x - y) / eta_t
         buffer_statistics.copy_client_statistics(state.layout, G, event.local)
@@ -150,6 +138,7 @@ class Mifa(Settings):
         state.heard[event.client] = None
 
     def _still_waits(self, state: State) -> bool:
+        """Return whether the server waits for first reports, after counting this round."""
         if state.waiting:
             state.waited += state.total.count > 0  # a tick before any possible report is not a round
             absent = len(state.first) < len(state.clients) and state.waited <= self.patience
@@ -157,6 +146,7 @@ class Mifa(Settings):
         return state.waiting
 
     def _step(self, state: State) -> list[Action]:
+        """Commit the step along the mean of the table, unless the server still waits."""
         N = len(state.clients) + len(state.newcomers)
         eta, known = self._eta(state.version), state.total.count
         heard, state.heard = len(state.heard), {}

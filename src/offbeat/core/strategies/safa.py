@@ -103,29 +103,29 @@ class Safa(Settings):
     def on_event(self, state: State, event: Event) -> list[Action]:
         actions: list[Action] = []
         pending = {**state.picks, **state.bypass} if self.evict_after is not None else {}
-        for client in state.absences.update(event, self.evict_after, unless=pending.__contains__):
+        for client in state.absences.update(event, self.evict_after, exempt=pending):
             self._evict(state, client)
         match event:
             case ClientReady():
-                actions = self._welcome(state, event.client)
+                actions = self._add_ready(state, event.client)
             case UpdateArrived():
                 actions = [self._receive(state, event)]
             case ClientLost():
                 (state.idle if event.ticket is None else state.at_work).pop(event.client, None)
             case TimerFired(key=key) if key == ROUND:
-                return [*self._end(state), *self._begin(state, event.now)]
+                return [*self._end_round(state), *self._begin_round(state, event.now)]
         if self._is_over(state) and not state.ending:
             state.ending = True
             actions.append(SetTimer(ROUND, event.now))  # updates of this instant still belong to the round
         return actions
 
     def _is_over(self, state: State) -> bool:
+        """Return whether the round has its quota of picks, or no client is at work."""
         met = state.round > 0 and len(state.picks) >= state.quota
         return met or (not state.at_work and bool(state.idle or state.picks or state.bypass))
 
-    # ------------------------------------------------------------ within a round
-
-    def _welcome(self, state: State, client: int) -> list[Action]:
+    def _add_ready(self, state: State, client: int) -> list[Action]:
+        """Let a ready client wait for the next round; send w at once to one whose update was rejected as late."""
         if client not in state.clients:
             state.newcomers[client] = None
         if client in state.late and state.at_work and not state.ending:
@@ -134,6 +134,7 @@ class Safa(Settings):
         return []
 
     def _receive(self, state: State, event: UpdateArrived) -> Action:
+        """Pick an update, add it to the bypass, or reject it."""
         client = event.client
         del state.at_work[client]
         if client in state.late:
@@ -151,6 +152,7 @@ class Safa(Settings):
         return Note({"behind": behind, "picked": float(pick)}, event.ticket)
 
     def _cache(self, state: State, client: int, c: Tensor, n: float) -> None:
+        """Set c_i := c with the weight n_i := n."""
         state.total.put(state.caches, client, c, n)
         state.changed = True
 
@@ -162,9 +164,8 @@ class Safa(Settings):
         state.versions.pop(client, None)
         state.late.pop(client, None)
 
-    # ------------------------------------------------------------ between two rounds
-
-    def _end(self, state: State) -> list[Action]:
+    def _end_round(self, state: State) -> list[Action]:
+        """Fill missing picks from the bypass, commit the average, and cache the rest of the bypass."""
         state.ending = False
         missing = max(0, state.quota - len(state.picks))
         for client in list(state.bypass)[:missing]:
@@ -187,7 +188,8 @@ class Safa(Settings):
         state.picked, state.picks = state.picks, {}
         return actions
 
-    def _begin(self, state: State, now: float) -> list[Action]:
+    def _begin_round(self, state: State, now: float) -> list[Action]:
+        """Dispatch to all idle clients, after replacing the models of deprecated ones."""
         if not state.idle and not state.at_work:
             return []  # the next client to appear begins the round
         state.round += 1
@@ -218,6 +220,7 @@ class Safa(Settings):
         return Dispatch(client, state.model, self.work)
 
     def _force(self, state: State, client: int) -> None:
+        """Replace the model of a deprecated client by w."""
         state.versions[client] = state.round - 1
         if client in state.caches:
             self._cache(state, client, state.model, state.total.weights[client])  # c_i := w

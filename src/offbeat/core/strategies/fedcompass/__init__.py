@@ -60,9 +60,8 @@ from offbeat.core.vector import reusable_memory
 class GroupBuffer:
     """Updates that wait for aggregation: sums of st p delta (+N: st p delta / Q), and the sums for Q_eff."""
 
-    sums: dict[int, WeightedSum] = field(
-        default_factory=dict
-    )  # a single sum; with discount="aggregation" one per base version
+    # with discount="aggregation" one sum per base version, otherwise a single one
+    sums: dict[int, WeightedSum] = field(default_factory=dict)
     p: float = 0.0  # sum of p_i
     pq: float = 0.0  # sum of p_i Q_i
     count: int = 0
@@ -105,13 +104,13 @@ class FedCompass(Settings):
     def __post_init__(self) -> None:
         super().__post_init__()
         amount = self.work.steps or self.work.epochs
-        require(
-            amount is None, f"work: {amount} steps or epochs: the scheduler sets the steps, between q_min and q_max"
-        )
+        message = f"work: {amount} steps or epochs: the scheduler sets the steps, between q_min and q_max"
+        require(amount is None, message)
         _ = self._compass  # validates its settings
 
     @cached_property
     def _compass(self) -> Compass:
+        """The scheduler with the settings of this strategy."""
         return Compass(q_min=self.q_min, q_max=self.q_max, latest=self.latest, speed=self.speed, create=self.create)
 
     def init(self, world: World) -> State:
@@ -122,12 +121,13 @@ class FedCompass(Settings):
         turn = self._compass.turn(state.schedule, event)
         actions: list[Action] = list(turn.timers)
         if isinstance(event, UpdateArrived):
-            actions += self._absorb(state, event, turn)
-        if turn.closed is not None:
-            actions += self._aggregate(state, turn.closed)
+            actions += self._collect(state, event, turn)
+        if turn.closed is not None and (group := state.group_buffers.pop(turn.closed, None)) is not None:
+            actions += self._aggregate(state, turn.closed, [group])
         return actions + self._serve(state, event, turn.ready)
 
-    def _absorb(self, state: State, event: UpdateArrived, turn: ScheduleTurn) -> list[Action]:
+    def _collect(self, state: State, event: UpdateArrived, turn: ScheduleTurn) -> list[Action]:
+        """Apply the first update of a client at once; add others to the buffer of their group or the general one."""
         u = state.version - event.base_version
         if refused := reject_if_too_old(event, u, self.max_staleness):
             return refused
@@ -138,45 +138,38 @@ class FedCompass(Settings):
         delta = torch.sub(event.local, event.base, out=reusable_memory(event.local))
         if turn.place == "first" or turn.group is None:
             model = delta.mul_(st * p).add_(state.model)  # w := w - st(u) p_i Delta_i
-            buffer_statistics.mix(
-                state.layout, model, state.model, event.local, st * p if self.statistics == "mix" else 1.0
-            )
+            omega = st * p if self.statistics == "mix" else 1.0
+            buffer_statistics.mix(state.layout, model, state.model, event.local, omega)
             return [note, state.publish(model)]
-        pile = state.general if turn.place == "late" else state.group_buffers.setdefault(turn.group, GroupBuffer())
+        buffer = state.general if turn.place == "late" else state.group_buffers.setdefault(turn.group, GroupBuffer())
         if self.normalized:
             delta.div_(turn.steps)
         key, weight = (0, st * p) if self.discount == "arrival" else (event.base_version, p)
         # Delta-bar_g := Delta-bar_g + st(u) p_i Delta_i; for late updates Delta-bar
         share = weight if self.statistics == "mix" else 1.0
-        pile.sums.setdefault(key, WeightedSum()).add(state.layout, delta, weight, event.local, share)
-        pile.p += p
-        pile.pq += p * turn.steps
-        pile.count += 1
+        buffer.sums.setdefault(key, WeightedSum()).add(state.layout, delta, weight, event.local, share)
+        buffer.p += p
+        buffer.pq += p * turn.steps
+        buffer.count += 1
         return [note]
 
     def _st(self, u: int) -> float:
+        """Return the weight of an update with staleness u."""
         return self.alpha * Polynomial(a=self.a)(u)  # st(u) = alpha (u + 1)^-a
-
-    def _aggregate(self, state: State, number: int) -> list[Action]:
-        """Run GROUPAGGREGATE without the new assignments."""
-        group = state.group_buffers.pop(number, None)
-        if group is None:
-            return []  # no update in time: the general buffer waits for the next group
-        return self._apply(state, number, [group])
 
     def finish(self, state: State, now: float) -> list[Action]:
         """Apply all waiting updates as one last group with number 0, with `flush_on_stop`."""
         if not self.flush_on_stop or not (state.group_buffers or state.general.count):
             return []
         groups, state.group_buffers = list(state.group_buffers.values()), {}
-        return self._apply(state, 0, groups)
+        return self._aggregate(state, 0, groups)
 
-    def _apply(self, state: State, number: int, groups: list[GroupBuffer]) -> list[Action]:
-        """Apply these buffers and the general one to w."""
+    def _aggregate(self, state: State, number: int, groups: list[GroupBuffer]) -> list[Action]:
+        """Run GROUPAGGREGATE without the new assignments: apply these buffers and the general one to w."""
         late, state.general = state.general, GroupBuffer()
         values, omega = Contributions(), 0.0
         d: Tensor | None = None
-        for base_version, part in (entry for pile in (*groups, late) for entry in pile.sums.items()):
+        for base_version, part in (entry for buffer in (*groups, late) for entry in buffer.sums.items()):
             assert part.total is not None
             st = 1.0 if self.discount == "arrival" else self._st(state.version - base_version)
             # Delta-bar_g + Delta-bar, in the memory of the first buffer
@@ -185,7 +178,7 @@ class FedCompass(Settings):
             if part.statistics.mean is not None:
                 share = st if self.statistics == "mix" else 1.0
                 values.add(state.layout, part.statistics.mean, share * part.statistics.weight)
-        p, pq = sum(pile.p for pile in groups) + late.p, sum(pile.pq for pile in groups) + late.pq
+        p, pq = sum(buffer.p for buffer in groups) + late.p, sum(buffer.pq for buffer in groups) + late.pq
         q_eff = pq / p if p > 0 else 0.0  # Q_eff = sum p_i Q_i / sum p_i
         assert d is not None
         if self.normalized:
@@ -193,12 +186,13 @@ class FedCompass(Settings):
         optimizer = Momentum(mu=self.mu) if self.momentum else PlainStep()  # m := mu m + d
         model = optimizer.step(state.momentum, state.model, d)  # w := w - (Delta-bar_g + Delta-bar); +M: w - m
         values.write(state.layout, model, state.model, omega if self.statistics == "mix" else 1.0)
-        updates, still_open = sum(pile.count for pile in groups), len(state.schedule.groups)
+        updates, still_open = sum(buffer.count for buffer in groups), len(state.schedule.groups)
         counts = {"group": number, "updates": updates, "late_updates": late.count, "omega": omega, "q_eff": q_eff}
         note = Note({name: float(value) for name, value in {**counts, "open_groups": still_open}.items()})
         return [state.publish(model), note]
 
     def _serve(self, state: State, event: Event, ready: list[int]) -> list[Action]:
+        """Assign groups and steps to the clients that can take work, and dispatch to them."""
         chosen: list[int] = []
         actions: list[Action] = []
         # for the limit on clients in flight, a client that waits for its group becomes ready when the group releases it

@@ -1,8 +1,7 @@
 """Compass, the scheduler of FedCompass: assigns local steps so that clients of different speed arrive together.
 
-It handles speeds and times, no tensors. A strategy calls `turn` to learn the consequences of an event (the group of an
-update, the group that ends, the clients that need work) and `assign` for the number of steps of a client. The strategy
-decides how to aggregate, so other rules can use the same schedule.
+It handles speeds and times, no tensors. A strategy calls `turn` to learn the consequences of an event and `assign` for
+the steps of a client, and decides how to aggregate.
 
 A client's seconds per step are measured in its first job, of q_min steps and outside any group. Afterwards the client
 joins an open group whose expected arrival time it can meet with q_min..q_max steps, or opens one. A group ends when its
@@ -55,12 +54,10 @@ class Schedule:
 
     speeds: dict[int, float] = field(default_factory=dict)  # S: client -> measured seconds per step
     steps: dict[int, int] = field(default_factory=dict)  # Q: client -> steps of its last assignment
-    member: dict[int, int] = field(
-        default_factory=dict
-    )  # client -> its group, until the group ends or the client is late or lost
-    # number -> open group, oldest first
-    groups: dict[int, Group] = field(default_factory=dict)
-    created: int = 0
+    # client -> its group, until the group ends or the client is late or lost
+    member: dict[int, int] = field(default_factory=dict)
+    groups: dict[int, Group] = field(default_factory=dict)  # number -> open group, oldest first
+    created: int = 0  # number of groups created so far
     free: dict[int, None] = field(default_factory=dict)  # ready clients whose group has ended, not assigned yet
 
 
@@ -119,11 +116,9 @@ class Compass:
             case ClientLost(ticket=int()):
                 closed = _drop_member(schedule, event.client)
                 timers = [] if closed is None else _close_group(schedule, closed)
-            case TimerFired(key=key) if (
-                key.startswith(KEY) and (number := int(key.removeprefix(KEY))) in schedule.groups
-            ):
-                closed = number
-                _close_group(schedule, number)  # its timer has fired
+            case TimerFired(key=key) if key.startswith(KEY) and int(key.removeprefix(KEY)) in schedule.groups:
+                closed = int(key.removeprefix(KEY))
+                _close_group(schedule, closed)  # its timer has fired
         ready = fastest_first(schedule, schedule.free)
         schedule.free.clear()
         return ScheduleTurn(closed=closed, ready=ready, timers=timers)
@@ -143,6 +138,7 @@ class Compass:
         return Assignment(q, number, timers)
 
     def _arrive(self, schedule: Schedule, event: UpdateArrived) -> ScheduleTurn:
+        """Measure the client of an update; return the place of the update and whether its group ends."""
         client = event.client
         q = schedule.steps.get(client, max(event.steps, 1))  # as assigned, or as done for jobs not assigned here
         measured = event.extras.get(TRAINING_SECONDS)  # by a live site; otherwise use the round trip
@@ -172,7 +168,7 @@ class Compass:
         """JOINGROUP: return the open group with time for the most steps (the last created of equals) and the steps."""
         best, most = None, self.q_min
         for number, group in schedule.groups.items():
-            q = _floor((group.expected - now) / s)  # q := floor((T_a - T_now) / S_i)
+            q = floor((group.expected - now) / s + TOLERANCE)  # q := floor((T_a - T_now) / S_i)
             if most <= q <= self.q_max:
                 best, most = number, q
         return best, most
@@ -184,20 +180,13 @@ class Compass:
             end = group.expected if self.create == "expected" else group.latest
             if now < end:
                 fastest = min(schedule.speeds[client] for client in (*group.away, *group.arrived))
-                steps = _floor((end + fastest * self.q_max - now) / s)  # T_exp := T_a + S Q_max
+                steps = floor((end + fastest * self.q_max - now) / s + TOLERANCE)  # T_exp := T_a + S Q_max
                 if self.create == "expected" or steps <= self.q_max:
                     q = max(q, steps)
-        if 0 <= q < self.q_min:
-            q = self.q_min
-        elif q < 0 or q > self.q_max:
-            q = self.q_max
+        q = self.q_max if q < 0 else min(max(q, self.q_min), self.q_max)
         schedule.created += 1
         schedule.groups[schedule.created] = Group(expected=now + q * s, latest=now + self.latest * q * s)
         return schedule.created, q
-
-
-def _floor(x: float) -> int:
-    return floor(x + TOLERANCE)
 
 
 def _open_group(schedule: Schedule, client: int) -> Group | None:

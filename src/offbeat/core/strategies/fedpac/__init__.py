@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, MutableMapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Annotated, ClassVar
 
 import numpy as np
@@ -40,11 +39,11 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts.client_records import Absences, EvictAfter
-from offbeat.core.parts.rounds import Round, Rounds
+from offbeat.core.parts.rounds import Round, RoundSettings
 from offbeat.core.parts.selection import Sample, ServerState
 from offbeat.core.parts.vector_sums import WeightedSum
 from offbeat.core.protocol import Action, Dispatch, Event, LocalWork, Note, UpdateArrived, World
-from offbeat.core.settings import Amount, NonNegative, Positive, Seconds, Settings, above, least
+from offbeat.core.settings import Amount, NonNegative, Positive, Seconds, above, least
 from offbeat.core.strategies.fedpac.halves import Halves, HeadThenBody
 from offbeat.core.strategies.fedpac.simplex import mixture_weights
 
@@ -64,10 +63,7 @@ class Answer:
 
 @dataclass(slots=True)
 class ClassSums:
-    """Sums of class means over the updates of a round.
-
-    They are computed in float32 at least: in half precision small summands would be lost.
-    """
+    """Sums of class means over the updates of a round, in float32 at least, so that small summands are not lost."""
 
     means: Tensor | None = None  # sum_k n_ky mu_ky: [classes, width]
     counts: Tensor | None = None  # sum_k n_ky
@@ -93,7 +89,7 @@ BodyRate = Annotated[float | None, above(0, "must be positive, or none for the t
 
 
 @dataclass(frozen=True, kw_only=True)
-class FedPAC(Settings):
+class FedPAC(RoundSettings):
     about: ClassVar[About] = About(
         "synchronous", keeps="its head, its class means", uploads="model, class means and feature statistics"
     )
@@ -107,9 +103,8 @@ class FedPAC(Settings):
     sample: Sample = None  # clients per round: a number, a share of all, or all (None)
     deadline: Seconds | None = None  # seconds after which a round closes with the reports it has
     over_select: Amount = 0.0  # sample (1 + over_select) times as many, close after `sample` reports
-    evict_after: EvictAfter = (
-        None  # seconds for which a lost client's head and class means are kept; None: the whole run
-    )
+    # seconds for which a lost client's head and class means are kept; None: the whole run
+    evict_after: EvictAfter = None
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
@@ -119,18 +114,14 @@ class FedPAC(Settings):
         require(self.lr is None or self.work.lr in (None, self.lr), message)
         require(self.work.rule is None, f"fedpac has a client rule of its own: it cannot take {self.work.rule!r}")
 
-    @cached_property
-    def _rounds(self) -> Rounds:
-        return Rounds(sample=self.sample, deadline=self.deadline, over_select=self.over_select)
-
     def init(self, world: World) -> State:
         halves = Halves.of(world.layout, self.head)  # raises an error for a model without a body
         stores = {name: world.store(name) for name in ("heads", "means", "counts")}
         return State.of(world, clients=world.clients, halves=halves, **stores)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
-        pending = {answer.client for answer in state.answers} if self.evict_after is not None else set()
-        for client in state.absences.update(event, self.evict_after, unless=pending.__contains__):
+        pending = {answer.client for answer in state.answers} if self.evict_after is not None else ()
+        for client in state.absences.update(event, self.evict_after, exempt=pending):
             for store in (state.heads, state.means, state.counts):
                 store.pop(client, None)
         turn = self._rounds.turn(state.rounds, event, state.clients, state.seed)
@@ -138,23 +129,19 @@ class FedPAC(Settings):
         if turn.counts and isinstance(event, UpdateArrived):
             self._receive(state, event)
         if turn.closes:
-            actions = [*self._close(state), *actions]
-        return actions + self._dispatches(state, turn.chosen)
+            actions = [*self._close_round(state), *actions]
+        rule = HeadThenBody(state.halves, self.lam, self.head_epochs, self.head_lr)
+        lr = self.work.lr if self.lr is None else self.lr
+        works = [replace(self.work, lr=lr, rule=rule, extras=self._prototypes(state, k)) for k in turn.chosen]
+        return actions + [
+            Dispatch(k, self.model_for(state, k), work) for k, work in zip(turn.chosen, works, strict=True)
+        ]
 
     def model_for(self, state: State, client: int) -> Tensor:
         """Return theta with the client's own head."""
         if client not in state.heads:
             return state.model
         return state.halves.with_head(state.layout, state.model, state.heads[client])
-
-    def _dispatches(self, state: State, clients: list[int]) -> list[Action]:
-        if not clients:
-            return []
-        rule = HeadThenBody(state.halves, self.lam, self.head_epochs, self.head_lr)
-        work = replace(self.work, lr=self.work.lr if self.lr is None else self.lr, rule=rule)
-        return [
-            Dispatch(k, self.model_for(state, k), replace(work, extras=self._prototypes(state, k))) for k in clients
-        ]
 
     def _prototypes(self, state: State, client: int) -> dict[str, Tensor]:
         """Return c_y, or for classes without one the client's own last class mean."""
@@ -167,7 +154,8 @@ class FedPAC(Settings):
         return {"prototypes": c, "known": known}
 
     def _receive(self, state: State, event: UpdateArrived) -> None:
-        state.average.add(state.layout, event.local, float(event.num_examples), event.local)
+        """Add an update to the sums of the round, and keep its upload for the mixture of heads."""
+        state.average.add_model(state.layout, event)
         n_y = event.extras["counts"].to(state.model).clamp(min=0)
         n_k = n_y.new_tensor([event.num_examples])
         # at most the number of examples the client trained on
@@ -181,16 +169,18 @@ class FedPAC(Settings):
         head = state.halves.head_of(state.layout, event.local)
         state.answers.append(Answer(event.client, event.ticket, head, mu, n_y, event.extras["h"], event.extras["v"]))
 
-    def _close(self, state: State) -> list[Action]:
+    def _close_round(self, state: State) -> list[Action]:
+        """Commit the mean of a round, then set its prototypes and the heads of its clients."""
         average, answers, state.average, state.answers = state.average, state.answers, WeightedSum(), []
         model = average.mean(state.layout, state.model)  # theta := sum_k n_k theta_k / sum_k n_k, and the mean head
         if model is None:
             return []  # no reports: keep everything
         commit = state.publish(model)
-        self._align(state, answers)
-        return [*self._collaborate(state, answers), commit]
+        self._set_prototypes(state, answers)
+        return [*self._mix_heads(state, answers), commit]
 
-    def _align(self, state: State, answers: list[Answer]) -> None:
+    def _set_prototypes(self, state: State, answers: list[Answer]) -> None:
+        """Set the prototypes to the weighted mean of the clients' class means."""
         sums, state.classes = state.classes, ClassSums()
         assert sums.means is not None
         assert sums.counts is not None
@@ -201,7 +191,7 @@ class FedPAC(Settings):
         for answer in answers:
             state.means[answer.client], state.counts[answer.client] = answer.means, answer.counts
 
-    def _collaborate(self, state: State, answers: list[Answer]) -> list[Action]:
+    def _mix_heads(self, state: State, answers: list[Answer]) -> list[Action]:
         """Set phi_i := sum_j alpha_ij phi_j, or keep the client's head without a solution or without `combine`."""
         v, alpha, unsolved = [float(answer.v) for answer in answers], np.eye(len(answers)), 0
         if self.combine:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -36,9 +35,9 @@ class Halves:
             raise unknown_name("head", name, {s.name.rpartition(".")[0] for s in params} - {""})
         body = tuple(s.name for s in params if not s.name.startswith(f"{module}."))
         if not head or not body:
-            what = f"all parameters belong to {module!r}" if head else "this one is a single layer"
+            reason = f"all parameters belong to {module!r}" if head else "this one is a single layer"
             raise ConfigError(
-                f"fedpac needs a model with a body and a head, {what}: use a model of at least two layers"
+                f"fedpac needs a model with a body and a head, {reason}: use a model of at least two layers"
             )
         matrices = [s.shape for s in head if len(s.shape) >= 2]
         require(bool(matrices), f"head = {module!r} has no weight matrix: give the name of a linear layer")
@@ -54,14 +53,11 @@ class Halves:
 
     def with_head(self, layout: Layout, model: Tensor, head: Tensor) -> Tensor:
         """Return a copy of the model with this head and the model's BatchNorm statistics."""
-        out, at = new_vector(model).copy_(model), 0
+        new, used = new_vector(model).copy_(model), 0
         for a, b in self.ranges(layout):
-            out[a:b] = head[at : at + b - a]
-            at += b - a
-        return out
-
-
-# ---------------------------------------------------------------- the client half
+            new[a:b] = head[used : used + b - a]
+            used += b - a
+        return new
 
 
 @dataclass(frozen=True)
@@ -82,9 +78,8 @@ class HeadThenBody(LocalRule):
         return head, Phase(steps=work.steps, epochs=work.epochs, lr=work.lr, slices=self.split.body)
 
     def begin(self, job: LocalJob) -> dict[str, Tensor]:
-        f, y = self._features(
-            job, job.base
-        )  # from the body that all clients were sent, so that their h can be compared
+        # from the body that all clients were sent, so that their h can be compared
+        f, y = self._features(job, job.base)
         n = y.shape[-1]
         n_y, mu, rest = class_means(f, y, self.split.classes)
         p = (n_y / n).unsqueeze(-1)
@@ -104,7 +99,9 @@ class HeadThenBody(LocalRule):
         # the features do not depend on the head, so the second term has no gradient in its phase
         return loss + self.lam * mse_loss(f, torch.where(known, c, f.detach()))  # CE + lambda MSE(f(x), c_y)
 
-    def end(self, job: LocalJob, local: Tensor, carry: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    def end(
+        self, job: LocalJob, local: Tensor, carry: dict[str, Tensor]
+    ) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         n_y, mu, _ = class_means(*self._features(job, local), self.split.classes)
         return {**carry, "means": mu.flatten(-2), "counts": n_y}, {}
 
@@ -113,6 +110,7 @@ class HeadThenBody(LocalRule):
         return {"h": entries, "v": 1, "means": entries, "counts": classes}
 
     def _features(self, job: LocalJob, model: Tensor) -> tuple[Tensor, Tensor]:
+        """Return one vector of features and one label per example, or raise an error if the head needs others."""
         if job.features is None:
             raise ConfigError("fedpac needs the features of its clients, and this trainer provides none")
         f, y = job.features(model)

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-Matrix = NDArray[np.floating[Any]]
+Matrix: TypeAlias = "NDArray[np.float32 | np.float64]"
 
 MIN_WEIGHT = 1e-3  # smaller weights become zero
 MATRIX_ENTRIES = 1 << 20  # entries of all matrices processed at once
@@ -23,13 +23,13 @@ def mixture_weights(h: Sequence[Matrix] | Matrix, v: Matrix) -> list[Matrix | No
     """
     products = np.zeros((len(h), len(h)))
     for a in range(0, len(h[0]), BLOCK):
-        some = np.array([row[a : a + BLOCK] for row in h], dtype=np.float64)
-        some -= some.mean(0)  # only differences count; a common part would add rounding errors
-        products += some @ some.T
+        block = np.array([row[a : a + BLOCK] for row in h], dtype=np.float64)
+        block -= block.mean(0)  # only differences count; a common part would add rounding errors
+        products += block @ block.T
     rows: list[Matrix | None] = []
-    some_clients = max(1, MATRIX_ENTRIES // len(v) ** 2)
-    for a in range(0, len(v), some_clients):
-        part = products[a : a + some_clients]
+    clients_at_once = max(1, MATRIX_ENTRIES // len(v) ** 2)
+    for a in range(0, len(v), clients_at_once):
+        part = products[a : a + clients_at_once]
         # D_i[j, l] = sum_y <h_i - h_j, h_i - h_l>, expanded so that one matrix product serves all clients
         D = part.diagonal(a)[:, None, None] - part[:, :, None] - part[:, None, :] + products
         rows += map(drop_small_weights, simplex_minima(np.diag(v) + D))

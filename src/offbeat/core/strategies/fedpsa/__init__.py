@@ -79,9 +79,8 @@ class FedPSA(Settings):
     about: ClassVar[About] = About("semi-asynchronous", keeps="nothing", uploads="model, sketch of its sensitivity")
 
     buffer: Annotated[int, WHOLE, least(1, "it holds at least 1 update")] = 5  # updates per step
-    queue: Annotated[int, WHOLE, least(1, "it holds at least 1 norm")] = (
-        50  # number of updates that the thermometer uses
-    )
+    # number of updates that the thermometer uses
+    queue: Annotated[int, WHOLE, least(1, "it holds at least 1 norm")] = 50
     gamma: NonNegative = 5.0  # additional temperature at the start
     # lowest temperature
     delta: Annotated[float, above(0, "must be positive, or the temperature could fall to 0")] = 0.5
@@ -112,6 +111,7 @@ class FedPSA(Settings):
 
     @cached_property
     def _sketched(self) -> LocalWork:
+        """The work with the rule that uploads a sketch."""
         return replace(self.work, rule=Sketched(k=self.sketch))
 
     def init(self, world: World) -> State:
@@ -130,6 +130,7 @@ class FedPSA(Settings):
         return actions + serve(state, event, self.concurrency, self._sketched, stepped=stepped)
 
     def _collect(self, state: State, event: UpdateArrived) -> Action:
+        """Add an update to the buffer, with the cosine of its sketch and that of the model."""
         # the gate requires the sketch; in an engine without a gate the server computes it
         sketch = event.extras["sketch"] if "sketch" in event.extras else state.probe(event.local)
         # in double precision: sensitivities shrink during training, and their squares must not underflow
@@ -156,6 +157,7 @@ class FedPSA(Settings):
         return ratio * self.gamma + self.delta  # Temp = (M_cur / M_0) gamma + delta
 
     def _step(self, state: State) -> list[Action]:
+        """Commit the step along the buffer, with weights that depend on the temperature, and empty the buffer."""
         updates, state.buffer = state.buffer, []
         temp = self._temperature(state)
         weights = softmax([update.kappa for update in updates], temp)
@@ -174,9 +176,8 @@ class FedPSA(Settings):
         """Return the next model and the inner product of each Delta w_i with the step, in one pass over memory."""
         model, along = new_vector(state.model), torch.zeros(len(updates), dtype=torch.float64)
         for a, b in state.layout.params:
-            for w, step, *deltas in split_together(
-                state.model[a:b], model[a:b], *(update.delta[a:b] for update in updates)
-            ):
+            vectors = (update.delta[a:b] for update in updates)
+            for w, step, *deltas in split_together(state.model[a:b], model[a:b], *vectors):
                 torch.mul(deltas[0], weights[0], out=step)  # sum_i Weight_i Delta w_i
                 for delta, weight in zip(deltas[1:], weights[1:], strict=True):
                     step.add_(delta, alpha=weight)

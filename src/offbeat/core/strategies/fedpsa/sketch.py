@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from math import sqrt
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -79,16 +79,13 @@ def _block(seed: int, k: int, j: int, width: int, device: torch.device) -> Tenso
 _cached_block = lru_cache(maxsize=MAX_CACHED_BLOCKS)(_block)
 
 
-# ---------------------------------------------------------------- the client half
-
-
 @dataclass(frozen=True)
 class Sketched(LocalRule):
     """Train without a rule and upload the sketch of the trained model."""
 
     k: int
 
-    def end(self, job: LocalJob, local: Tensor, carry: Any) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+    def end(self, job: LocalJob, local: Tensor, carry: None) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
         if job.probe is None:
             raise ConfigError("fedpsa needs a probe to sketch models, and this trainer has none")
         return {"sketch": job.probe(local)}, {}

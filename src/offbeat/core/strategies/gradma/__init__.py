@@ -33,7 +33,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, pairwise
 from math import hypot, isfinite
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, ClassVar
 
 import torch
 from torch import Tensor
@@ -41,22 +41,11 @@ from torch import Tensor
 from offbeat.core.about import About
 from offbeat.core.errors import require
 from offbeat.core.parts.client_records import Absences, EvictAfter
-from offbeat.core.parts.rounds import Round, Rounds
+from offbeat.core.parts.rounds import Round, RoundSettings
 from offbeat.core.parts.selection import Sample, ServerState
 from offbeat.core.parts.vector_sums import WeightedSum
-from offbeat.core.protocol import (
-    Action,
-    Dispatch,
-    Event,
-    Gradient,
-    LocalJob,
-    LocalRule,
-    LocalWork,
-    Note,
-    UpdateArrived,
-    World,
-)
-from offbeat.core.settings import WHOLE, BelowOne, Must, Rate, Seconds, Settings, UpToOne, least
+from offbeat.core.protocol import Action, Event, Gradient, LocalJob, LocalRule, LocalWork, Note, UpdateArrived, World
+from offbeat.core.settings import WHOLE, BelowOne, Must, Rate, Seconds, UpToOne, least
 from offbeat.core.strategies.gradma.nnqp import compute_gram, find_conflicts, solve_each, solve_three
 from offbeat.core.vector import MIN_PIECE, Layout, distance, reusable_memory, split_together
 
@@ -77,9 +66,6 @@ def _slices(layout: Layout) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(ends)]
 
 
-# ---------------------------------------------------------------- the client half
-
-
 @dataclass(frozen=True)
 class Corrected(LocalRule):
     """Correct gradients that conflict with the previous one, with that at the base, or lead away from the base."""
@@ -90,18 +76,14 @@ class Corrected(LocalRule):
     def begin(self, job: LocalJob) -> Tensor:
         return job.start  # before the first step the previous iterate is x: g' = g = g^x, e = 0, and g~ = g
 
-    def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: Tensor) -> tuple[Tensor, Any]:
-        previous = carry
+    def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: Tensor) -> tuple[Tensor, Tensor]:
         g = grad(w)  # first: only this evaluation updates the statistics of BatchNorm
-        rows = torch.stack([grad(previous), grad(job.start), w - job.start, g], dim=-2)  # g', g^x, e = w - x; and g
+        rows = torch.stack([grad(carry), grad(job.start), w - job.start, g], dim=-2)  # g', g^x, e = w - x; and g
         tensors = rows.split_with_sizes(_sizes(job.layout), dim=-1)
         grams = torch.stack([G @ G.mT for G in tensors], dim=-3)
         z = solve_three(grams, self.rho)  # min_{z >= 0} 1/2 z^T GG^T z + z^T G g, in every tensor
         moves = [z_l.unsqueeze(-2) @ G[..., :3, :] for z_l, G in zip(z.unbind(-2), tensors, strict=True)]
         return g + torch.cat(moves, dim=-1).squeeze(-2), w.clone()  # g~ = g + G^T z; w is moved in place
-
-
-# ---------------------------------------------------------------- the server half
 
 
 @dataclass(slots=True, kw_only=True)
@@ -117,7 +99,7 @@ class State(ServerState):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GradMA(Settings):
+class GradMA(RoundSettings):
     about: ClassVar[About] = About("synchronous", keeps="a decayed sum of its deltas (beta2 > 0)", uploads="model")
 
     beta1: BelowOne = 0.9  # momentum
@@ -141,11 +123,8 @@ class GradMA(Settings):
         require(self.work.rule is None, f"work.rule = {self.work.rule!r}: gradma's clients have a rule of their own")
 
     @cached_property
-    def _rounds(self) -> Rounds:
-        return Rounds(sample=self.sample, deadline=self.deadline)
-
-    @cached_property
     def _work(self) -> LocalWork:
+        """The work with the rate and the rule of the method."""
         rule = Corrected(rho=self.rho) if self.worker else None
         return replace(self.work, lr=self.work.lr if self.lr_local is None else self.lr_local, rule=rule)
 
@@ -153,22 +132,23 @@ class GradMA(Settings):
         return State.of(world, clients=world.clients, deltas=world.store("deltas"))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
-        for client in state.absences.update(event, self.evict_after, unless=state.members.__contains__):
-            self._evict(state, client)
+        for client in state.absences.update(event, self.evict_after, exempt=state.members):
+            self._forget(state, client)
         turn = self._rounds.turn(state.rounds, event, state.clients, state.seed)
         actions = turn.actions
         if turn.counts and isinstance(event, UpdateArrived):
             self._receive(state, event)
         if turn.closes:
-            actions = [*self._close(state), *actions]
+            actions = [*self._close_round(state), *actions]
         if turn.chosen:
             state.members = dict.fromkeys(turn.chosen)
             for client in turn.chosen:
                 if client in state.chosen:
                     state.chosen[client] += 1
-        return actions + [Dispatch(client, state.model, self._work) for client in turn.chosen]
+        return actions + state.dispatch(turn.chosen, self._work)
 
     def _receive(self, state: State, event: UpdateArrived) -> None:
+        """Add the delta of an update to the round, and to the memory if the client is in it."""
         w, y_k = state.layout.trainable(event.base), state.layout.trainable(event.local)
         delta = torch.sub(w, y_k, out=reusable_memory(w))  # descent: w - y_k
         state.answers.add(state.layout, delta, float(event.num_examples), event.local)
@@ -186,15 +166,17 @@ class GradMA(Settings):
             if not others:
                 return False
             # evict the least often chosen client, the longest remembered among equals
-            self._evict(state, min(others, key=state.chosen.__getitem__))
+            self._forget(state, min(others, key=state.chosen.__getitem__))
         state.chosen[client] = 1
         return True
 
-    def _evict(self, state: State, client: int) -> None:
+    def _forget(self, state: State, client: int) -> None:
+        """Remove a client and its delta from the memory."""
         state.chosen.pop(client, None)
         state.deltas.pop(client, None)
 
-    def _close(self, state: State) -> list[Action]:
+    def _close_round(self, state: State) -> list[Action]:
+        """Commit the step along the momentum, corrected with the deltas of the remembered clients."""
         answers, state.answers = state.answers, WeightedSum()
         if answers.total is None:
             return []  # no reports: keep everything
@@ -240,10 +222,10 @@ class GradMA(Settings):
         return Note({"rows": len(rows), "corrected": corrected, "correction": share, "failures": failures})
 
     def _decay(self, state: State) -> None:
+        """Multiply all remembered deltas by beta_2."""
         if self.beta2 == 0:
             state.deltas.clear()  # rows of zeros have no effect
-            return
-        if self.beta2 < 1:
+        elif self.beta2 < 1:
             for client in list(state.deltas):
                 D_i = state.deltas[client]
                 state.deltas[client] = torch.mul(D_i, self.beta2, out=reusable_memory(D_i))  # D_i := beta_2 D_i

@@ -53,19 +53,20 @@ def compute_gram(rows: Sequence[Tensor], start: int, stop: int) -> Tensor:
     gram = rows[0].new_zeros(len(rows), len(rows))
     width = max(1, BLOCK // len(rows))
     for a in range(start, stop, width):
-        some = torch.stack([row[a : min(a + width, stop)] for row in rows])
-        gram.addmm_(some, some.mT)
+        block = torch.stack([row[a : min(a + width, stop)] for row in rows])
+        gram.addmm_(block, block.mT)
     return gram
 
 
 def _pairwise_gram(rows: Sequence[Tensor], start: int, stop: int) -> Tensor:
-    here, there = torch.tril_indices(len(rows), len(rows))
-    pairs = list(zip(here.tolist(), there.tolist(), strict=True))
+    """Compute the inner product of each pair of rows, without copying the rows."""
+    first, second = torch.tril_indices(len(rows), len(rows))
+    pairs = list(zip(first.tolist(), second.tolist(), strict=True))
     products = rows[0].new_zeros(len(pairs))
     for parts in split_together(*(row[start:stop] for row in rows)):
         products += torch.stack([torch.dot(parts[i], parts[j]) for i, j in pairs])
     gram = products.new_empty(len(rows), len(rows))
-    gram[here, there] = gram[there, here] = products
+    gram[first, second] = gram[second, first] = products
     return gram
 
 

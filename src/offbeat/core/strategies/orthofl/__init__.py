@@ -84,6 +84,7 @@ class OrthoFL(Settings):
 
     @property
     def _chains(self) -> bool:
+        """True if clients are sent a chain of weights instead of the calibrated moving average."""
         return self.calibrate and (self.projection == "pairwise" or self.reference == "chain")
 
     def init(self, world: World) -> State:
@@ -95,34 +96,33 @@ class OrthoFL(Settings):
         for client in state.absences.update(event, self.evict_after):
             state.updates.pop(client, None)
         if isinstance(event, UpdateArrived):
-            actions = self._absorb(state, event)
+            actions = self._apply_update(state, event)
         elif isinstance(event, ClientLost):
             self._forget(state, event.client)
         clients, timers = next_clients(state.seats, event, self.concurrency, state.seed)
-        return [*actions, *timers, *(Dispatch(client, self._sent(state, client), self.work) for client in clients)]
+        dispatches = [Dispatch(client, self._next_model(state, client), self.work) for client in clients]
+        return [*actions, *timers, *dispatches]
 
-    # ------------------------------------------------------------ dispatches
-
-    def _sent(self, state: State, client: int) -> Tensor:
+    def _next_model(self, state: State, client: int) -> Tensor:
         """Return C, or W for a client that starts anew: then tau := t - 1, W^(tau+) := C := W."""
         if client in state.replies:
             return state.replies.pop(client)
-        self._communicated(state, client)
+        self._note_communication(state, client)
         return state.model
 
-    def _communicated(self, state: State, client: int) -> None:
+    def _note_communication(self, state: State, client: int) -> None:
+        """Set tau and W^(tau+) of a client to the current round and model."""
         state.tau[client] = state.version
         if self.calibrate and not self._chains:
             state.snapshots[client] = state.model  # shared: a hundred newcomers need the memory of one model
 
     def _forget(self, state: State, client: int) -> None:
-        state.tau.pop(client, None)
-        state.snapshots.pop(client, None)
-        state.replies.pop(client, None)
+        """Let a client start anew at its next dispatch."""
+        for table in (state.tau, state.snapshots, state.replies):
+            table.pop(client, None)
 
-    # ------------------------------------------------------------ updates
-
-    def _absorb(self, state: State, event: UpdateArrived) -> list[Action]:
+    def _apply_update(self, state: State, event: UpdateArrived) -> list[Action]:
+        """Mix an update into the moving average, and prepare the calibrated reply to its client."""
         client, Y, t = event.client, event.local, state.version + 1
         # not from the version at dispatch, since a reply may wait before it is sent
         s = t - state.tau.get(client, event.base_version)
@@ -143,7 +143,7 @@ class OrthoFL(Settings):
             buffer_statistics.mix(state.layout, W, state.model, Y, 1.0)
             C = W  # one tensor for commit, snapshot and reply
         commit = state.publish(W)
-        self._communicated(state, client)  # tau := t, W^(tau+) := W
+        self._note_communication(state, client)  # tau := t, W^(tau+) := W
         if self.calibrate:
             state.replies[client] = C
             state.chain = C if self._chains else None

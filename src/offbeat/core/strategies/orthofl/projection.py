@@ -1,8 +1,4 @@
-"""Orthogonal projection layer by layer, where a layer is one param slice. Statistics are never projected.
-
-The projection on a vector of almost no length is zero. This is a squared norm of at most 1e-12 per element, or exactly
-0 in float64.
-"""
+"""Orthogonal projection layer by layer, where a layer is one param slice. Statistics are never projected."""
 
 from __future__ import annotations
 
@@ -16,7 +12,7 @@ from offbeat.core.parts.buffer_statistics import copy_client_statistics
 from offbeat.core.vector import Layout, new_vector
 
 BLOCK = 1 << 18  # entries processed at once: short layers share calls, and long vectors stay in the caches
-NEGLIGIBLE = 1e-12  # per element of the squared norm
+NEGLIGIBLE = 1e-12  # per element of the squared norm: the projection on a shorter vector is zero; 0 in float64
 DEPENDENT = 1e-6  # a remainder below this share of a vector's length is rounding
 
 
@@ -96,4 +92,5 @@ def orthonormal(vectors: Iterable[Tensor]) -> list[Tensor]:
 
 
 def _negligible(dtype: torch.dtype) -> float:
+    """Return the squared norm per element up to which a vector counts as zero."""
     return 0.0 if dtype == torch.float64 else NEGLIGIBLE
