@@ -11,7 +11,7 @@ from torch import Tensor
 from offbeat.core.jobs import Job, Result, select_carry, stack_carries, stack_jobs, to_column
 from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.protocol import Gradient
-from offbeat.testing.tiny_worlds import Sgd, TinyClients, optimum
+from offbeat.testing.tiny_worlds import Sgd, TinyClients, make_tiny_job, optimum
 from offbeat.training import run_phase
 
 STEP_VARIANTS = 3  # different numbers of steps in a stack, for jobs that name none
@@ -36,7 +36,7 @@ def group_stackable(jobs: Sequence[Job]) -> list[list[Job]]:
 def train_stacked(clients: Sequence[TinyClients], jobs: Sequence[Job]) -> list[Result]:
     """Compute `clients[i](jobs[i])` with a single call of `direction` for all jobs."""
     rule, layout = jobs[0].work.rule or PLAIN_RULE, clients[0].layout
-    alone = [client.make_job(job) for client, job in zip(clients, jobs, strict=True)]
+    alone = [make_tiny_job(client, job) for client, job in zip(clients, jobs, strict=True)]
     together = stack_jobs(alone)
     centres = torch.stack([optimum(job.seed, job.client, layout.num_params, job.base.dtype) for job in jobs])
     carry = stack_carries([rule.begin(job) for job in alone])

@@ -147,7 +147,7 @@ class TinyClients:
     probe: Callable[[Tensor], Tensor] | None = None  # World.probe
 
     def __call__(self, job: Job) -> Result:
-        rule, local_job = job.work.rule or PLAIN_RULE, self.make_job(job)
+        rule, local_job = job.work.rule or PLAIN_RULE, make_tiny_job(self, job)
         centre = optimum(job.seed, job.client, self.layout.num_params, job.base.dtype)
         w = local_job.start.clone()
 
@@ -157,11 +157,6 @@ class TinyClients:
 
         steps, carry = descend(rule, local_job, rule.phases(job.work), w, batches, Sgd)
         return self.end(job, local_job, w, steps, carry)
-
-    def make_job(self, job: Job) -> LocalJob:
-        """Return the view of a job that its rule receives."""
-        lr = self.lr if job.work.lr is None else job.work.lr
-        return make_local_job(job, self.layout, lr, self.probe, lambda vector: self.features(job, vector))
 
     def end(self, job: Job, local_job: LocalJob, w: Tensor, steps: int, carry: RuleCarry) -> Result:
         """Build the result of a job whose training ended at w."""
@@ -185,6 +180,12 @@ class TinyClients:
         features = sixteenths(4 * width, vector.dtype, job.seed, "tiny features", job.client).view(4, width)
         moved = self.layout.trainable(vector)[..., :width]
         return features + moved.unsqueeze(-2), (torch.arange(4) % classes).expand(*vector.shape[:-1], 4)
+
+
+def make_tiny_job(clients: TinyClients, job: Job) -> LocalJob:
+    """Return the view of a job that its rule receives."""
+    lr = clients.lr if job.work.lr is None else job.work.lr
+    return make_local_job(job, clients.layout, lr, clients.probe, lambda vector: clients.features(job, vector))
 
 
 @lru_cache(maxsize=1024)

@@ -178,7 +178,7 @@ class AveragesRounds(RoundSettings):
     def init(self, world: World) -> AveragingState:
         return AveragingState.of(world, clients=world.clients)
 
-    def average_round(
+    def _average_round(
         self, state: AveragingState, event: Event, work: LocalWork, optimizer: ServerOptimizer | None = None
     ) -> list[Action]:
         """Handle an event: average the updates of each round, weighted by examples, and apply the server optimizer.

@@ -49,4 +49,4 @@ class FedAdam(AveragesRounds):
     def on_event(self, state: AveragingState, event: Event) -> list[Action]:
         # d = sum_k n_k w_k / sum_k n_k - w; m := beta1 m + (1 - beta1) d; v := beta2 v + (1 - beta2) d^2
         # w := w + lr m / (sqrt v + tau)
-        return self.average_round(state, event, self.work, self._adam)
+        return self._average_round(state, event, self.work, self._adam)

@@ -32,4 +32,4 @@ class FedAvg(AveragesRounds):
     work: LocalWork = LocalWork()
 
     def on_event(self, state: AveragingState, event: Event) -> list[Action]:
-        return self.average_round(state, event, self.work)  # w := sum_k n_k w_k / sum_k n_k
+        return self._average_round(state, event, self.work)  # w := sum_k n_k w_k / sum_k n_k

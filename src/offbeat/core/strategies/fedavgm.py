@@ -37,4 +37,4 @@ class FedAvgM(AveragesRounds):
 
     def on_event(self, state: AveragingState, event: Event) -> list[Action]:
         # d = sum_k n_k w_k / sum_k n_k - w; v := mu v + d; w := w + v
-        return self.average_round(state, event, self.work, Momentum(mu=self.mu))
+        return self._average_round(state, event, self.work, Momentum(mu=self.mu))

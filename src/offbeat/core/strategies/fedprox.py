@@ -50,7 +50,7 @@ class FedProx(AveragesRounds):
         return with_proximal(self.work, self.mu)  # h_k(w) = F_k(w) + mu / 2 ||w - w^t||^2
 
     def on_event(self, state: AveragingState, event: Event) -> list[Action]:
-        actions = self.average_round(state, event, self._pulled)
+        actions = self._average_round(state, event, self._pulled)
         if isinstance(event, UpdateArrived):
             # ||w_k - w^t||, which mu limits
             drift = distance(state.layout.trainable(event.local), state.layout.trainable(event.base))
