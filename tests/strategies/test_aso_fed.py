@@ -31,6 +31,7 @@ from offbeat.scenario.streaming import Growing
 from offbeat.testing import ScriptedEngine, hand_world, layout_of, play, random_script, tiny_world
 from offbeat.testing.tiny_worlds import Sgd
 from offbeat.training.descent import descend, make_local_job
+from strategies.scripted_runs import actions, model_after, open_job
 
 TWO = {0: 30, 1: 70}  # N' = 100
 LAYER = layout_of([("layer", (2, 2), "param")])
@@ -48,17 +49,6 @@ def started(strategy: AsoFed, given: World, train: Callable[[Job], Result] | Non
     engine.start()
     engine.advance()
     return engine
-
-
-def job_of(engine: ScriptedEngine, client: int) -> Job:
-    return engine.ledger.open_jobs[engine.ledger.open_tickets[client]]
-
-
-def notes(engine: ScriptedEngine) -> list[Note]:
-    return [action for entry in engine.log for action in entry.actions if isinstance(action, Note)]
-
-
-# ---------------------------------------------------------------- spec 8.2, the whole method
 
 
 class ThreeSteps:
@@ -120,11 +110,11 @@ def test_it_gives_the_numbers_of_the_specification(h_order: Any) -> None:
     expected, client = VECTORS[h_order], ThreeSteps()
     # the view leaves this start as it is: (1, -1) has equal entries and (.5, 0) only one, so the norm brings both back
     engine = started(AsoFed(lr=0.1, h_order=h_order), world(), client)
-    assert job_of(engine, 0).base.tolist() == pytest.approx(START.tolist(), abs=1e-15)
+    assert open_job(engine, 0).base.tolist() == pytest.approx(START.tolist(), abs=1e-15)
     # a round of 30 s in which nothing was learned: w stays, and so does the client's memory
     engine.arrive(0, START, at=30.0)
     assert engine.state.w.tolist() == START.tolist()
-    assert job_of(engine, 0).work.lr == pytest.approx(0.3401197382, abs=1e-10)
+    assert open_job(engine, 0).work.lr == pytest.approx(0.3401197382, abs=1e-10)
     engine.arrive(0, at=60.0)
     assert client.zetas[0].tolist() == pytest.approx([1, -1, -0.5, -1], abs=1e-9)
     assert client.zetas[1].tolist() == pytest.approx(expected["zeta2"], abs=1e-9)
@@ -133,7 +123,7 @@ def test_it_gives_the_numbers_of_the_specification(h_order: Any) -> None:
     assert event.local.tolist() == pytest.approx(expected["y"], abs=1e-9)
     assert engine.state.w.tolist() == pytest.approx(expected["w"], abs=1e-9)
     assert engine.model.tolist() == pytest.approx(expected["view"], abs=1e-9)
-    assert job_of(engine, 0).base is engine.model
+    assert open_job(engine, 0).base is engine.model
 
 
 @pytest.mark.parametrize("h_order", VECTORS)
@@ -152,9 +142,6 @@ def test_the_attention_of_the_specification(h_order: str) -> None:
     w = torch.tensor(VECTORS[h_order]["w"], dtype=torch.float64).view(2, 2)
     alpha = attend(w, 1, keep_norm=False) / w
     assert alpha.flatten().tolist() == pytest.approx(VECTORS[h_order]["alpha"], abs=1e-9)
-
-
-# ---------------------------------------------------------------- the client half
 
 
 def local_job(base: list[float], memory: dict[str, list[float]] | None = None) -> LocalJob:
@@ -244,7 +231,7 @@ def test_memory_outlives_the_job_and_counts_in_the_next_one() -> None:
     engine.ready(0, at=50.0)  # whoever comes back still has it
     assert zetas == [4.0, 2.0, 2.0, 3.0]
     assert {name: value.tolist() for name, value in engine.memory[0].items()} == {"vprev": [4.0], "h": [3.0]}
-    assert job_of(engine, 0).memory["h"].tolist() == [3.0]
+    assert open_job(engine, 0).memory["h"].tolist() == [3.0]
 
 
 @pytest.mark.parametrize("h_order", ["eq", "alg2"])
@@ -271,25 +258,17 @@ def test_many_clients_in_one_batch_take_the_steps_each_would_take_alone(h_order:
         assert all(torch.equal(kept[name][k], own[name]) for name in own)
 
 
-# ---------------------------------------------------------------- the server half
-
-
 def test_an_update_counts_by_the_share_of_its_examples_from_its_own_base() -> None:
     engine = started(AsoFed(feature="off"), hand_world([8.0], {0: 10, 1: 30}))
-    engine.arrive(0, [0], at=1.0)
-    assert engine.model.tolist() == [6]  # 8 - 10/40 (8 - 0)
-    engine.arrive(1, [12], at=2.0)
-    assert engine.model.tolist() == [9]  # 6 - 30/40 (8 - 12): its base was 8, not 6
-    engine.arrive(0, [2], at=3.0)
-    assert engine.model.tolist() == [8]  # 9 - 10/40 (6 - 2)
+    assert model_after(engine, 0, [0], at=1.0) == [6]  # 8 - 10/40 (8 - 0)
+    assert model_after(engine, 1, [12], at=2.0) == [9]  # 6 - 30/40 (8 - 12): its base was 8, not 6
+    assert model_after(engine, 0, [2], at=3.0) == [8]  # 9 - 10/40 (6 - 2)
 
 
 def test_counts_grow_with_what_clients_report() -> None:
     engine = started(AsoFed(feature="off"), hand_world([0.0], {0: 10, 1: 30}))
-    engine.arrive(0, [7], at=1.0, num_examples=40)
-    assert engine.model.tolist() == [4]  # N' = 40 + 30: 40/70 of 7
-    engine.arrive(1, [10], at=2.0, num_examples=60)
-    assert engine.model.tolist() == [10]  # N' = 40 + 60: 4 + 60/100 of 10
+    assert model_after(engine, 0, [7], at=1.0, num_examples=40) == [4]  # N' = 40 + 30: 40/70 of 7
+    assert model_after(engine, 1, [10], at=2.0, num_examples=60) == [10]  # N' = 40 + 60: 4 + 60/100 of 10
     engine.arrive(0, [54], at=3.0, num_examples=15)  # a client may also forget: N' = 15 + 60
     assert engine.model.tolist() == [20]  # it was sent 4: 10 + 15/75 of (54 - 4)
 
@@ -298,44 +277,35 @@ def test_a_client_without_reports_counts_as_registered() -> None:
     engine = started(AsoFed(feature="off"), hand_world([0.0], {0: 10, 1: 30}))
     engine.lose(1, at=1.0, reachable=False)
     engine.ready(1, at=2.0, num_examples=90)  # more data has arrived, but nobody has trained on it yet
-    engine.arrive(0, [8], at=3.0)
-    assert engine.model.tolist() == [2]  # 10/40
-    engine.arrive(1, [1], at=4.0)  # 90 examples: 2 + 90/100 of (1 - 0)
-    assert engine.model.tolist() == pytest.approx([2.9], rel=1e-15)
+    assert model_after(engine, 0, [8], at=3.0) == [2]  # 10/40
+    assert model_after(engine, 1, [1], at=4.0)  # 90 examples: 2 + 90/100 of (1 - 0) == pytest.approx([2.9], rel=1e-15)
 
 
 def test_newcomers_count_from_when_they_appear() -> None:
     engine = started(AsoFed(feature="off"), hand_world([0.0], {0: 10, 1: 30}))
     engine.join(7, at=1.0, num_examples=40)
-    engine.arrive(0, [8], at=2.0)
-    assert engine.model.tolist() == [1]  # 10/80
-    engine.arrive(7, [6], at=3.0)
-    assert engine.model.tolist() == [4]  # 1 + 40/80 (6 - 0)
+    assert model_after(engine, 0, [8], at=2.0) == [1]  # 10/80
+    assert model_after(engine, 7, [6], at=3.0) == [4]  # 1 + 40/80 (6 - 0)
 
 
 def test_lost_clients_stay_in_the_total_and_change_nothing() -> None:
     engine = started(AsoFed(feature="off"), hand_world([0.0], {0: 10, 1: 30}))
     engine.lose(1, at=1.0, reachable=False)
     assert (engine.ledger.version, engine.model.tolist()) == (0, [0])
-    engine.arrive(0, [8], at=2.0)
-    assert engine.model.tolist() == [2]  # 10/40, the lost one's 30 included
+    assert model_after(engine, 0, [8], at=2.0) == [2]  # 10/40, the lost one's 30 included
     engine.ready(1, at=3.0)
-    assert job_of(engine, 1).base is engine.model
+    assert open_job(engine, 1).base is engine.model
 
 
 def test_statistics_are_mixed_as_values_with_the_same_weight_and_counters_take_the_maximum() -> None:
     engine = started(AsoFed(feature="off"), hand_world([0, 2, 5], {0: 10, 1: 30}, statistics=True))
-    engine.arrive(0, [8, 6, 3], at=1.0)
-    assert engine.model.tolist() == [2, 3, 5]  # .25 of 8; .75 * 2 + .25 * 6; max(5, 3)
+    assert model_after(engine, 0, [8, 6, 3], at=1.0) == [2, 3, 5]  # .25 of 8; .75 * 2 + .25 * 6; max(5, 3)
     engine.arrive(1, [4, 7, 9], at=2.0)
     assert engine.model.tolist() == [5, 6, 9]  # 2 + .75 * 4; .25 * 3 + .75 * 7, not 3 + .75 (7 - 2); max(5, 9)
 
 
-# ---------------------------------------------------------------- the dynamic step
-
-
 def rate(engine: ScriptedEngine, client: int) -> float:
-    lr = job_of(engine, client).work.lr
+    lr = open_job(engine, client).work.lr
     assert lr is not None
     return lr
 
@@ -386,8 +356,6 @@ def test_without_the_dynamic_step_all_clients_take_the_same() -> None:
     assert rate(engine, 0) == 0.25
 
 
-# ---------------------------------------------------------------- feature learning
-
 ROWS = torch.tensor([0.0, log(3), -log(2), -log(2)], dtype=torch.float64)  # rows (0, ln 3), (-ln 2, -ln 2)
 
 
@@ -396,9 +364,9 @@ def test_the_first_jobs_are_sent_the_view_and_version_zero_is_the_model_as_given
     engine = started(AsoFed(), given)
     # alpha = (1, e) / (1 + e); (1, -2) -> proportional to (1, -2 e), as long as before: sqrt 5
     scale = (5 / (1 + 4 * e**2)) ** 0.5
-    sent = job_of(engine, 0).base
+    sent = open_job(engine, 0).base
     assert sent.tolist() == pytest.approx([scale, -2 * e * scale, 0, 0], rel=1e-14)  # a row of zeros stays
-    assert job_of(engine, 1).base is sent
+    assert open_job(engine, 1).base is sent
     assert engine.state.model is engine.model is given.model
     assert engine.ledger.version == 0
 
@@ -406,18 +374,18 @@ def test_the_first_jobs_are_sent_the_view_and_version_zero_is_the_model_as_given
 @pytest.mark.parametrize("feature", ["literal", "off"])
 def test_without_a_view_the_first_jobs_are_sent_the_model_as_given(feature: Any) -> None:
     engine = started(AsoFed(feature=feature), world(ROWS))
-    assert job_of(engine, 0).base is engine.world.model
+    assert open_job(engine, 0).base is engine.world.model
 
 
 def test_the_view_is_never_written_back_and_what_was_subtracted_is_what_was_sent() -> None:
     engine = started(AsoFed(), world(ROWS))
-    base = job_of(engine, 0).base
+    base = open_job(engine, 0).base
     engine.arrive(0, base, at=1.0)  # the client did not move: the raw weights do not either
     assert engine.state.w.tolist() == ROWS.tolist()
     engine.arrive(0, base + 1, at=2.0)
     assert engine.state.w.tolist() == pytest.approx((ROWS + 0.3).tolist(), rel=1e-15)
     for _ in range(20):
-        engine.arrive(0, job_of(engine, 0).base, at=engine.now + 1)
+        engine.arrive(0, open_job(engine, 0).base, at=engine.now + 1)
     # a view of the same weights is the same view, however often it is taken
     assert engine.model.tolist() == pytest.approx(
         attend((ROWS + 0.3).view(2, 2), 1, keep_norm=True).flatten().tolist(), rel=1e-14
@@ -443,7 +411,7 @@ def test_attention_over_the_units_of_an_input_keeps_columns() -> None:
     # column 1: |(0, -ln 2)|, alpha = (1, 2) / 3; column 2: |(ln 3, -ln 2)|, alpha = (3, 2) / 5
     assert engine.model.tolist() == pytest.approx([0, 0.6 * log(3), -log(2) * 2 / 3, -0.4 * log(2)], rel=1e-15)
     engine = started(AsoFed(axis=0), world(ROWS))
-    sent = job_of(engine, 0).base.view(2, 2)
+    sent = open_job(engine, 0).base.view(2, 2)
     before, after = (torch.linalg.vector_norm(m, dim=0).tolist() for m in (ROWS.view(2, 2), sent))
     assert after == pytest.approx(before, rel=1e-14)
 
@@ -466,9 +434,8 @@ def test_the_first_layer_is_the_first_parameter_with_two_dimensions_and_nothing_
 def test_a_model_without_a_matrix_is_left_alone() -> None:
     assert first_layer(hand_world([1.0, 2.0], {}).layout) is None
     engine = started(AsoFed(), hand_world([1.0, 2.0], TWO))
-    assert job_of(engine, 0).base is engine.world.model
-    engine.arrive(0, [11, 2], at=1.0)
-    assert engine.model.tolist() == [4, 2]
+    assert open_job(engine, 0).base is engine.world.model
+    assert model_after(engine, 0, [11, 2], at=1.0) == [4, 2]
 
 
 ENTRY = st.floats(-50, 50).filter(lambda value: value == 0 or abs(value) > 1e-6)
@@ -502,9 +469,6 @@ def test_large_and_vanishing_weights_give_no_infinities(dtype: torch.dtype) -> N
         assert bool(torch.isfinite(view).all())
 
 
-# ---------------------------------------------------------------- reductions
-
-
 def test_with_everything_switched_off_it_is_weighted_asynchronous_sgd_by_hand() -> None:
     # clients 0 (10 examples) and 1 (30): c = (4), (-4), loss .5 (w - c)^2, two steps of .5 a job: y = x + .75 (c - x)
     def train(job: Job) -> Result:
@@ -518,12 +482,9 @@ def test_with_everything_switched_off_it_is_weighted_asynchronous_sgd_by_hand() 
 
     given = hand_world([0.0], {0: 10, 1: 30})
     engine = started(AsoFed(**PLAIN, lr=0.5), given, train)
-    engine.arrive(0, at=1.0)
-    assert engine.model.tolist() == [0.75]  # y = 3, 10/40 of (3 - 0)
-    engine.arrive(1, at=2.0)
-    assert engine.model.tolist() == [-1.5]  # y = -3, .75 + 30/40 (-3 - 0)
-    engine.arrive(0, at=3.0)
-    assert engine.model.tolist() == [-0.890625]  # x = .75, y = 3.1875: -1.5 + 10/40 of 2.4375
+    assert model_after(engine, 0, at=1.0) == [0.75]  # y = 3, 10/40 of (3 - 0)
+    assert model_after(engine, 1, at=2.0) == [-1.5]  # y = -3, .75 + 30/40 (-3 - 0)
+    assert model_after(engine, 0, at=3.0) == [-0.890625]  # x = .75, y = 3.1875: -1.5 + 10/40 of 2.4375
 
 
 @pytest.mark.parametrize("pattern", ["calm", "losses", "newcomers", "refusals"])
@@ -566,16 +527,13 @@ def test_each_switch_makes_a_difference() -> None:
         ), changes
 
 
-# ---------------------------------------------------------------- the rest
-
-
 def test_it_notes_weight_total_duration_multiplier_and_the_norm_of_the_first_layer() -> None:
     engine = started(AsoFed(feature="off"), world())
     engine.arrive(0, [1, -1, 0.5, 2.0], at=20.0, num_examples=50)
     # 50 / (50 + 70); the model's last entry: 0 + 50/120 * 2
     norm = (1 + 1 + 0.25 + (100 / 120) ** 2) ** 0.5
     expected = {"weight": 50 / 120, "total": 120.0, "duration": 20.0, "multiplier": log(20), "layer_norm": norm}
-    (note,) = notes(engine)
+    (note,) = actions(engine, Note)
     assert note.ticket == 0
     assert dict(note.values) == pytest.approx(expected, rel=1e-14)
 
@@ -583,15 +541,14 @@ def test_it_notes_weight_total_duration_multiplier_and_the_norm_of_the_first_lay
 def test_a_client_that_answered_is_sent_the_model_it_just_changed() -> None:
     engine = started(AsoFed(), world())
     engine.arrive(0, [1, -1, 0.5, 2.0], at=1.0)
-    assert job_of(engine, 0).base is engine.model
-    assert job_of(engine, 0).base_version == 1
+    assert open_job(engine, 0).base is engine.model
+    assert open_job(engine, 0).base_version == 1
 
 
 def test_updates_of_one_instant_are_added_one_by_one() -> None:
     engine = started(AsoFed(feature="off"), hand_world([0.0], {0: 10, 1: 30}))
     engine.arrive(0, [4], at=1.0)
-    engine.arrive(1, [8])
-    assert engine.model.tolist() == [7]  # 0 + 1, then + 6
+    assert model_after(engine, 1, [8]) == [7]  # 0 + 1, then + 6
     assert engine.ledger.version == 2
 
 
@@ -606,7 +563,7 @@ def test_at_most_so_many_clients_are_in_flight() -> None:
 
 def test_the_dispatched_work_has_the_strategys_rate_and_rule() -> None:
     engine = started(AsoFed(lr=0.25, lam=0.5, work=LocalWork(epochs=3)), hand_world([0.0], TWO))
-    assert job_of(engine, 0).work == LocalWork(epochs=3, lr=0.25, rule=DecayedGradients(beta=0.001, lam=0.5))
+    assert open_job(engine, 0).work == LocalWork(epochs=3, lr=0.25, rule=DecayedGradients(beta=0.001, lam=0.5))
 
 
 def test_the_defaults_are_the_papers() -> None:
@@ -639,8 +596,6 @@ def test_feature_off_may_be_written_as_yaml_reads_it() -> None:
     experiment = Experiment(strategy=AsoFed(feature="off"))
     assert experiment_files.parse_experiment(experiment_files.to_yaml(experiment)) == experiment
 
-
-# ---------------------------------------------------------------- real clients whose data arrives over time
 
 STREAMING = Experiment(
     clients=5,

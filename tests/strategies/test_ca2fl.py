@@ -11,28 +11,14 @@ from offbeat.core.protocol import ClientReady, Commit, Note, UpdateArrived
 from offbeat.core.strategies.ca2fl import CA2FL
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.testing import PATTERNS, CopyingStore, ScriptedEngine, hand_world, play, random_script, tiny_world
+from strategies.scripted_runs import actions, model_after, open_job, started
 
-TWO = {0: 10, 1: 30}
 FOUR = {0: 10, 1: 10, 2: 10, 3: 10}
-
-
-def started(
-    strategy: CA2FL | FedBuff, model: list[float], clients: dict[int, int] = TWO, **world: bool
-) -> ScriptedEngine:
-    engine = ScriptedEngine(strategy, hand_world(model, clients, **world))
-    engine.start()
-    engine.advance()
-    return engine
-
-
-def notes(engine: ScriptedEngine) -> list[Note]:
-    return [action for entry in engine.log for action in entry.actions if isinstance(action, Note)]
 
 
 def test_three_steps_of_the_rule() -> None:
     engine = started(CA2FL(k=2), [0], FOUR)
-    engine.arrive(0, [4], at=1.0)  # Delta = 4
-    assert (engine.model.tolist(), engine.ledger.version) == ([0], 0)
+    assert (model_after(engine, 0, [4], at=1.0), engine.ledger.version) == ([0], 0)  # Delta = 4
     engine.arrive(1, [8], at=2.0)  # Delta = 8; h = 0: v = (4 + 8) / 2 = 6
     assert (engine.model.tolist(), engine.ledger.version) == ([6], 1)
     # h = (4 + 8 + 0 + 0) / 4 = 3: clients never heard count as 0
@@ -52,8 +38,7 @@ def test_a_second_upload_in_one_buffer_is_compared_with_the_first() -> None:
     engine.arrive(0, [6], at=2.0)
     assert engine.model.tolist() == [3]  # (4 + (6 - 4)) / 2; against the cache of before the buffer it would be 5
     engine.arrive(1, [2], at=3.0)  # base 0: Delta = 2
-    engine.arrive(0, [9], at=4.0)  # base 3: Delta = 6 = h_0
-    assert engine.model.tolist() == [7]  # h = 6 / 2 = 3: 3 + 3 + (2 + 0) / 2
+    assert model_after(engine, 0, [9], at=4.0) == [7]  # base 3: Delta = 6 = h_0; h = 6 / 2 = 3: 3 + 3 + (2 + 0) / 2
 
 
 def test_the_cache_of_a_client_that_stays_away_is_given_up_after_evict_after_seconds() -> None:
@@ -68,16 +53,14 @@ def test_the_cache_of_a_client_that_stays_away_is_given_up_after_evict_after_sec
     engine.arrive(0, [5], at=8.0)  # 5 s: h_1 := 0. Base 0: Delta = 5, h_0 = 4
     engine.arrive(2, [9], at=9.0)  # base 6: Delta = 3, h_2 = 2
     assert engine.model.tolist() == [15.25]  # v = 3.75 + (1 + 1) / 2: h is what the caches were at the last step
-    assert notes(engine)[-1].values["cached"] == 3 / 4
+    assert actions(engine, Note)[-1].values["cached"] == 3 / 4
     # h = (5 + 0 + 3 + 1) / 4 = 2.25; N is still 4
     engine.back(1, at=10.0)
     engine.arrive(1, [17.25], at=11.0)  # base 15.25: Delta = 2, h_1 = 0
-    engine.arrive(3, [12.5], at=12.0)  # base 10.5: Delta = 2, h_3 = 1
-    assert engine.model.tolist() == [19]  # v = 2.25 + (2 + 1) / 2
+    assert model_after(engine, 3, [12.5], at=12.0) == [19]  # base 10.5: Delta = 2, h_3 = 1; v = 2.25 + (2 + 1) / 2
     # h = (5 + 2 + 3 + 2) / 4 = 3
     engine.arrive(0, [10.5], at=13.0)  # base 10.5: Delta = 0, h_0 = 5
-    engine.arrive(2, [18.25], at=14.0)  # base 15.25: Delta = 3 = h_2
-    assert engine.model.tolist() == [19.5]  # v = 3 + (-5 + 0) / 2
+    assert model_after(engine, 2, [18.25], at=14.0) == [19.5]  # base 15.25: Delta = 3 = h_2; v = 3 + (-5 + 0) / 2
 
 
 def test_a_client_heard_of_in_time_keeps_its_cache() -> None:
@@ -96,23 +79,19 @@ def test_a_client_given_up_that_returns_has_nothing_to_be_compared_with() -> Non
     engine.back(0, at=2.0)
     engine.arrive(0, [6], at=3.0)
     assert engine.model.tolist() == [10]  # base 4: Delta = 2 and h_0 = 0, but h = 4 is of the last step: 4 + 4 + 2
-    engine.arrive(0, [10], at=4.0)
-    assert engine.model.tolist() == [10]  # Delta = 0, h_0 = 2, h = 2: 10 + 2 - 2
+    assert model_after(engine, 0, [10], at=4.0) == [10]  # Delta = 0, h_0 = 2, h = 2: 10 + 2 - 2
 
 
 def test_the_server_rate_scales_the_step_and_not_the_caches() -> None:
     engine = started(CA2FL(k=1, lr=0.5), [0])
-    engine.arrive(0, [8], at=1.0)
-    assert engine.model.tolist() == [4]
-    engine.arrive(1, [2], at=2.0)
-    assert engine.model.tolist() == [7]  # h = 8 / 2: 4 + .5 * (4 + 2)
+    assert model_after(engine, 0, [8], at=1.0) == [4]
+    assert model_after(engine, 1, [2], at=2.0) == [7]  # h = 8 / 2: 4 + .5 * (4 + 2)
 
 
 def test_statistics_are_the_mean_of_the_buffer_and_are_not_calibrated() -> None:
     engine = started(CA2FL(k=2), [0, 1, 5], statistics=True)
     engine.arrive(0, [2, 4, 6], at=1.0)
-    engine.arrive(1, [4, 8, 3], at=2.0)
-    assert engine.model.tolist() == [3, 6, 6]  # (4 + 8) / 2 as values; max(5, 6, 3)
+    assert model_after(engine, 1, [4, 8, 3], at=2.0) == [3, 6, 6]  # (4 + 8) / 2 as values; max(5, 6, 3)
     engine.arrive(0, [2, 2, 7], at=3.0)  # base 0: Delta = 2 = h_0
     engine.arrive(1, [7, 4, 6], at=4.0)  # base 3: Delta = 4 = h_1
     assert engine.model.tolist() == [6, 3, 7]  # h = (2 + 4) / 2; (2 + 4) / 2; max(6, 7, 6)
@@ -124,8 +103,7 @@ def test_the_cache_of_a_client_that_was_lost_is_kept() -> None:
     engine.lose(0, at=2.0, reachable=False)
     engine.ready(0, at=3.0)
     engine.refuse(0, at=4.0)  # trained, refused: neither buffer nor cache hear of it
-    engine.arrive(0, [10], at=5.0)  # base 4: Delta = 6, h_0 = 4
-    assert engine.model.tolist() == [8]  # 4 + 2 + (6 - 4)
+    assert model_after(engine, 0, [10], at=5.0) == [8]  # base 4: Delta = 6, h_0 = 4; 4 + 2 + (6 - 4)
 
 
 def test_newcomers_count_from_the_step_after_they_appear() -> None:
@@ -133,10 +111,8 @@ def test_newcomers_count_from_the_step_after_they_appear() -> None:
     engine.arrive(0, [4], at=1.0)  # w = 4; h = 4 / 2 = 2
     engine.join(2, at=2.0)
     engine.join(3)
-    engine.arrive(1, [8], at=3.0)  # base 0: Delta = 8
-    assert engine.model.tolist() == [14]  # 4 + 2 + 8; h = (4 + 8) / 4 = 3
-    engine.arrive(2, [8], at=4.0)  # base 4: Delta = 4
-    assert engine.model.tolist() == [21]  # 14 + 3 + 4
+    assert model_after(engine, 1, [8], at=3.0) == [14]  # base 0: Delta = 8; 4 + 2 + 8; h = (4 + 8) / 4 = 3
+    assert model_after(engine, 2, [8], at=4.0) == [21]  # base 4: Delta = 4; 14 + 3 + 4
 
 
 def test_lost_updates_take_no_place_in_the_buffer() -> None:
@@ -144,16 +120,15 @@ def test_lost_updates_take_no_place_in_the_buffer() -> None:
     engine.arrive(0, [2], at=1.0)
     engine.lose(1, at=2.0)
     assert engine.ledger.version == 0
-    engine.arrive(1, [4], at=3.0)
-    assert engine.model.tolist() == [3]
+    assert model_after(engine, 1, [4], at=3.0) == [3]
 
 
 def test_a_client_gets_the_current_model_at_once() -> None:
     engine = started(CA2FL(k=2), [0])
     engine.arrive(0, [2], at=1.0)
-    assert engine.ledger.open_jobs[engine.ledger.open_tickets[0]].base is engine.world.model
+    assert open_job(engine, 0).base is engine.world.model
     engine.arrive(1, [4], at=2.0)
-    assert engine.ledger.open_jobs[engine.ledger.open_tickets[1]].base is engine.model
+    assert open_job(engine, 1).base is engine.model
 
 
 def test_the_notes_tell_how_well_caches_predict_and_how_much_they_calibrate() -> None:
@@ -162,15 +137,12 @@ def test_the_notes_tell_how_well_caches_predict_and_how_much_they_calibrate() ->
     engine.arrive(1, [8], at=2.0)
     engine.arrive(2, [2], at=3.0)
     engine.arrive(0, [6], at=4.0)
-    assert [note.values for note in notes(engine)] == [
+    assert [note.values for note in actions(engine, Note)] == [
         {"residual": 1.0}, {"residual": 1.0}, {"h": 0.0, "v": 6.0, "cached": 0.5},
         {"residual": 1.0}, {"residual": pytest.approx((6 - 4) / 6)}, {"h": 3.0, "v": 5.0, "cached": 0.75},
     ]  # fmt: skip
     engine.arrive(1, [6], at=5.0)  # base 6: it did not move at all
-    assert notes(engine)[-1].values == {"residual": 0.0}
-
-
-# ---------------------------------------------------------------- reductions
+    assert actions(engine, Note)[-1].values == {"residual": 0.0}
 
 
 def test_before_the_first_step_there_is_nothing_to_calibrate_with_and_it_is_fedbuff_without_discount() -> None:
@@ -223,9 +195,6 @@ def test_it_is_the_rule_written_down_naively_on_any_script(pattern: str, seed: i
                 (committed,) = [action.model for action in entry.actions if isinstance(action, Commit)]
                 torch.testing.assert_close(committed, w, rtol=1e-12, atol=1e-12)
     assert len(table) == len(known) >= 3
-
-
-# ---------------------------------------------------------------- cost
 
 
 class CountingStore(CopyingStore):

@@ -111,9 +111,6 @@ class Play:
         heapq.heappush(self.heap, (at, kind, client, now))
 
 
-# ---------------------------------------------------------------- assigning, by hand
-
-
 def measured(speeds: dict[int, float], groups: dict[int, Group] | None = None) -> Schedule:
     return Schedule(speeds=speeds, groups=groups or {}, created=len(groups or {}))
 
@@ -176,9 +173,6 @@ def test_the_authors_code_follows_the_latest_arrival_and_ignores_groups_too_far_
     schedule = measured({0: 1.0, 9: 0.5}, {1: near, 2: far})
     # (12 + 5 - 10) / 1 = 7; (17 + 5 - 10) / 1 = 12 is over q_max and does not count. By T_a it would be 6.
     assert Compass(q_min=2, q_max=10, create="latest").assign(schedule, 0, now=10.0).steps == 7
-
-
-# ---------------------------------------------------------------- events, by hand
 
 
 def two_in_a_group(**settings: float) -> tuple[Compass, Schedule]:
@@ -268,9 +262,6 @@ def test_a_job_that_took_no_time_has_a_speed_all_the_same() -> None:
 def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(reversed(settings))):
         Compass(**settings)  # type: ignore[arg-type]
-
-
-# ---------------------------------------------------------------- properties
 
 
 @st.composite

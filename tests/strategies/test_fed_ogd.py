@@ -19,6 +19,7 @@ from offbeat.core.strategies.fed_ogd import FedOGD, Orthogonal, OrthogonalDiffer
 from offbeat.testing import ScriptedEngine, TinyClients, hand_world, layout_of, tiny_layout, tiny_world
 from offbeat.testing.tiny_worlds import Sgd
 from offbeat.training.descent import LocalSGD, Optimizer, descend, make_local_job
+from strategies.scripted_runs import actions, at_work, model_at, open_job
 
 THREE = {0: 10, 1: 10, 2: 10}
 TINY = 1e-12
@@ -39,9 +40,6 @@ def projected(g: Tensor, b: Tensor, rule: Orthogonal = Orthogonal()) -> Tensor:
     job = a_job(b)
     direction, _ = rule.direction(job, torch.zeros_like(g), lambda point: g, rule.begin(job))
     return direction
-
-
-# ---------------------------------------------------------------- the client half
 
 
 def test_a_gradient_that_points_against_the_basis_loses_that_component() -> None:
@@ -146,8 +144,6 @@ def test_the_privacy_rule_uploads_the_change_of_its_gradient_and_remembers_the_g
     assert base.tolist() == [1, 5, 2]
 
 
-# ---------------------------------------------------------------- the server half
-
 Gradients = Mapping[int, Sequence[float]]
 
 
@@ -183,17 +179,13 @@ def started(
 
 def basis(engine: ScriptedEngine, client: int) -> list[float]:
     """What the client was sent to project on."""
-    return engine.ledger.open_jobs[engine.ledger.open_tickets[client]].work.extras["basis"].tolist()
+    return open_job(engine, client).work.extras["basis"].tolist()
 
 
 def report(engine: ScriptedEngine, client: int, G: Sequence[float], at: float, lr: float = 0.1, **how: bool) -> None:
     """The client answers so that (base - local) / lr = G."""
-    base = engine.ledger.open_jobs[engine.ledger.open_tickets[client]].base
+    base = open_job(engine, client).base
     engine.arrive(client, base - lr * torch.tensor(G, dtype=base.dtype), at=at, **how)
-
-
-def at_work(engine: ScriptedEngine) -> list[int]:
-    return sorted(engine.ledger.open_tickets)
 
 
 def close(tensor: Tensor, expected: Sequence[float]) -> bool:
@@ -357,9 +349,6 @@ def test_clients_that_never_came_count_as_zero() -> None:
     assert close(engine.model, [-2])  # 8 / 4
 
 
-# ---------------------------------------------------------------- who is active
-
-
 def test_with_periods_of_one_three_and_five_epochs_the_groups_are_those_of_the_periods() -> None:
     engine = started(FedOGD(lr_local=0.1, epoch=1.0), [0])
     for t in range(1, 16):
@@ -492,9 +481,6 @@ def test_at_most_so_many_are_in_flight_and_waiting_for_a_seat_makes_no_straggler
     assert len(engine.state.active) == 4
 
 
-# ---------------------------------------------------------------- differences instead of gradients
-
-
 def constant_speeds(
     strategy: FedOGD, world: World, epochs: int, periods: Sequence[int] = (1, 1, 3, 5)
 ) -> ScriptedEngine:
@@ -587,9 +573,6 @@ def test_the_rounding_of_a_difference_is_corrected_by_the_next_one() -> None:
             assert abs(server - G) <= 2**-24 / 0.001 + 400 * 2**-21
 
 
-# ---------------------------------------------------------------- statistics
-
-
 def test_statistics_are_the_mean_of_the_caches_that_exist() -> None:
     engine = started(FedOGD(lr_local=0.5, lr_global=1.0, epoch=1.0), [0, 1, 5], statistics=True)
     engine.arrive(0, [-1, 4, 6], at=0.5)
@@ -632,11 +615,8 @@ def test_the_basis_holds_the_params_only_wherever_the_statistics_lie() -> None:
     engine = constant_speeds(FedOGD(lr_local=0.125, epoch=1.0), world, 4, (1, 2))
     layout = tiny_layout(buffers=True, in_the_middle=True)
     for client, other in ((0, 1), (1, 0)):
-        sent = engine.ledger.open_jobs[engine.ledger.open_tickets[client]].work.extras["basis"]
+        sent = open_job(engine, client).work.extras["basis"]
         torch.testing.assert_close(sent, layout.trainable(engine.state.caches[other]))
-
-
-# ---------------------------------------------------------------- reductions
 
 
 def mifa(world: World, lr_local: float, lr_global: float, epochs: int, periods: Sequence[int]) -> Tensor:
@@ -676,16 +656,12 @@ def test_one_client_with_equal_rates_is_that_clients_own_training() -> None:
     # w - eta (base - local) / eta = local
     engine = started(FedOGD(lr_local=0.25, lr_global=0.25, epoch=1.0), [4, 8], {0: 10})
     engine.arrive(0, [1, 2], at=0.5)
-    engine.advance(1.0)
-    assert engine.model.tolist() == [1, 2]
-
-
-# ---------------------------------------------------------------- what is logged, what is refused
+    assert model_at(engine, 1.0) == [1, 2]
 
 
 def test_each_report_and_each_tick_leave_a_note() -> None:
     engine = grouped(FedOGD(lr_local=0.1, lr_global=0.03, epoch=1.0), [1.01, 1.04])
-    notes = [action for entry in engine.log for action in entry.actions if isinstance(action, Note)]
+    notes = actions(engine, Note)
     assert [(note.ticket, note.values) for note in notes if note.ticket is not None] == [
         (ticket, {"epochs": epochs, "projected": 0.0, "removed": 0.0})  # bases are 0 so far
         for ticket, epochs in ((0, 1), (1, 1), (3, 1), (4, 1), (2, 2))

@@ -7,15 +7,15 @@ import torch
 
 from offbeat.core.errors import ConfigError
 from offbeat.core.local_rules import PLAIN_RULE, Proximal
-from offbeat.core.protocol import Commit, LocalWork, Note, Reject, Strategy
+from offbeat.core.protocol import Commit, LocalWork, Note, Strategy
 from offbeat.core.strategies.fedat import FedAT
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.fedprox import FedProx
 from offbeat.testing import ScriptedEngine, hand_world, play, random_script, tiny_world
+from strategies.scripted_runs import TWO, at_work, model_after, model_at, open_job, rejected
 
 Answers = dict[int, tuple[float, list[float]]]  # client -> (when, what) of its first job, in order of time
 
-TWO = {0: 10, 1: 30}
 FOUR = {0: 10, 1: 10, 2: 10, 3: 10}
 
 
@@ -35,14 +35,6 @@ def tiers(engine: ScriptedEngine) -> list[list[int]]:
     return [list(tier.members) for tier in engine.state.tiers]
 
 
-def at_work(engine: ScriptedEngine) -> list[int]:
-    return sorted(engine.ledger.open_tickets)
-
-
-def rejected(engine: ScriptedEngine) -> list[int]:
-    return [action.client for entry in engine.log for action in entry.actions if isinstance(action, Reject)]
-
-
 def notes(engine: ScriptedEngine, key: str) -> list[dict[str, float]]:
     said = [action.values for entry in engine.log for action in entry.actions if isinstance(action, Note)]
     return [dict(values) for values in said if key in values]
@@ -51,9 +43,6 @@ def notes(engine: ScriptedEngine, key: str) -> list[dict[str, float]]:
 def fast_and_slow(**settings: Any) -> ScriptedEngine:
     """One client a tier; w_0 = (10 * 4 + 30 * 8) / 40 = 7, since 4 s."""
     return profiled(FedAT(**{"tiers": 2, "lam": 0.0, **settings}), [0], TWO, {0: (1.0, [4]), 1: (4.0, [8])})
-
-
-# ---------------------------------------------------------------- the rule
 
 
 def test_first_jobs_are_one_fedavg_round_and_then_tiers_are_cut_by_their_duration() -> None:
@@ -70,14 +59,10 @@ def test_first_jobs_are_one_fedavg_round_and_then_tiers_are_cut_by_their_duratio
 def test_tiers_go_at_their_own_pace_and_weigh_as_often_as_their_mirror_image_was_updated() -> None:
     engine = fast_and_slow()
     # w = T_2 / T w^(1) + T_1 / T w^(2)
-    engine.arrive(0, [11], at=5.0)  # T = (1, 0): 0 * 11 + 1 * 7
-    assert engine.model.tolist() == [7]
-    engine.arrive(0, [13], at=6.0)  # T = (2, 0): 0 * 13 + 1 * 7
-    assert engine.model.tolist() == [7]
-    engine.arrive(1, [1], at=8.0)  # T = (2, 1): 1/3 * 13 + 2/3 * 1 = 5
-    assert engine.model.tolist() == pytest.approx([5], rel=1e-15)
-    engine.arrive(0, [8], at=9.0)  # T = (3, 1): 1/4 * 8 + 3/4 * 1
-    assert engine.model.tolist() == [2.75]
+    assert model_after(engine, 0, [11], at=5.0) == [7]  # T = (1, 0): 0 * 11 + 1 * 7
+    assert model_after(engine, 0, [13], at=6.0) == [7]  # T = (2, 0): 0 * 13 + 1 * 7
+    assert model_after(engine, 1, [1], at=8.0) == pytest.approx([5], rel=1e-15)  # T = (2, 1): 1/3 * 13 + 2/3 * 1 = 5
+    assert model_after(engine, 0, [8], at=9.0) == [2.75]  # T = (3, 1): 1/4 * 8 + 3/4 * 1
     assert engine.ledger.version == 5
     weights = [(note["tier"], note["rounds"], note["weight"]) for note in notes(engine, "weight")]
     assert weights == [(1, 1, 0), (1, 2, 0), (2, 1, pytest.approx(2 / 3)), (1, 3, 0.25)]
@@ -97,20 +82,16 @@ def test_the_middle_tier_is_its_own_mirror_image() -> None:
     engine = profiled(
         FedAT(tiers=3, lam=0.0), [0], dict.fromkeys(range(3), 10), {0: (1.0, [6]), 1: (2.0, [6]), 2: (3.0, [6])}
     )
-    engine.arrive(1, [12], at=5.0)  # T = (0, 1, 0): all of w^(2)
-    assert engine.model.tolist() == [12]
-    engine.arrive(0, [100], at=6.0)  # T = (1, 1, 0): 0 * 100 + 1/2 * 12 + 1/2 * 6
-    assert engine.model.tolist() == [9]
+    assert model_after(engine, 1, [12], at=5.0)  # T = (0, 1, 0): all of w^(2) == [12]
+    assert model_after(engine, 0, [100], at=6.0) == [9]  # T = (1, 1, 0): 0 * 100 + 1/2 * 12 + 1/2 * 6
 
 
 def test_smoothing_gives_every_tier_a_weight_from_the_start() -> None:
     engine = fast_and_slow(smooth=1)
     engine.arrive(0, [10], at=5.0)  # counts + 1 = (2, 1): 1/3 * 10 + 2/3 * 7 = 8
     assert engine.model.tolist() == pytest.approx([8], rel=1e-15)
-    engine.arrive(0, [13], at=6.0)  # (3, 1): 1/4 * 13 + 3/4 * 7
-    assert engine.model.tolist() == [8.5]
-    engine.arrive(1, [2], at=8.0)  # (3, 2): 2/5 * 13 + 3/5 * 2 = 6.4
-    assert engine.model.tolist() == pytest.approx([6.4], rel=1e-15)
+    assert model_after(engine, 0, [13], at=6.0) == [8.5]  # (3, 1): 1/4 * 13 + 3/4 * 7
+    assert model_after(engine, 1, [2], at=8.0) == pytest.approx([6.4], rel=1e-15)  # (3, 2): 2/5 * 13 + 3/5 * 2 = 6.4
 
 
 def test_a_tier_is_the_mean_of_its_own_clients_weighted_by_examples_and_all_are_sent_the_global_model() -> None:
@@ -123,12 +104,9 @@ def test_a_tier_is_the_mean_of_its_own_clients_weighted_by_examples_and_all_are_
     # w^(2) = (60 * 7 + 30 * 1) / 90 = 5; T = (0, 1): all the weight is on w^(1) = 4
     assert engine.state.tiers[1].model.tolist() == [5]
     assert engine.model.tolist() == [4]
-    engine.arrive(0, [8], at=7.0)  # T = (1, 1): (8 + 5) / 2
-    assert engine.model.tolist() == [6.5]
+    assert model_after(engine, 0, [8], at=7.0) == [6.5]  # T = (1, 1): (8 + 5) / 2
     engine.advance()
-    assert engine.ledger.open_jobs[engine.ledger.open_tickets[0]].base.tolist() == [
-        6.5
-    ]  # the global model, not w^(1) = 8
+    assert open_job(engine, 0).base.tolist() == [6.5]  # the global model, not w^(1) = 8
 
 
 def test_a_tier_samples_among_its_own() -> None:
@@ -179,15 +157,11 @@ def test_statistics_follow_the_weights_and_counters_never_fall() -> None:
     assert engine.model.tolist() == pytest.approx([4, 6, 6], rel=1e-15)
 
 
-# ---------------------------------------------------------------- lost, late, new
-
-
 def test_a_client_lost_while_it_is_measured_is_measured_later_and_then_joins() -> None:
     engine = profiled(FedAT(tiers=2, lam=0.0), [0], {0: 10, 1: 10, 2: 10}, {0: (1.0, [4])})
     engine.lose(2, at=2.0)
     engine.arrive(1, [8], at=4.0)
-    engine.advance()
-    assert (engine.model.tolist(), tiers(engine)) == ([6], [[0], [1]])
+    assert (model_at(engine), tiers(engine)) == ([6], [[0], [1]])
     assert at_work(engine) == [0, 1, 2]  # 2 since 2 s
     engine.arrive(2, [100], at=5.0)  # 3 s: nearer to 4 s than to 1 s
     assert (rejected(engine), tiers(engine)) == ([2], [[0], [1, 2]])
@@ -214,19 +188,15 @@ def test_a_newcomer_is_measured_at_once_and_joins_the_tier_of_nearest_speed() ->
 
 def test_a_tier_whose_members_are_gone_keeps_its_model_and_goes_on_when_they_are_back() -> None:
     engine = fast_and_slow()
-    engine.arrive(1, [1], at=8.0)  # T = (0, 1): all weight on w^(1), which is w_0 still
-    assert engine.model.tolist() == [7]
+    assert model_after(engine, 1, [1], at=8.0) == [7]  # T = (0, 1): all weight on w^(1), which is w_0 still
     engine.advance()
     engine.lose(1, at=9.0, reachable=False)
-    engine.arrive(0, [11], at=10.0)  # T = (1, 1): (11 + 1) / 2
-    assert engine.model.tolist() == [6]
-    engine.arrive(0, [10], at=11.0)  # T = (2, 1): 1/3 * 10 + 2/3 * 1 = 4
-    assert engine.model.tolist() == pytest.approx([4], rel=1e-15)
+    assert model_after(engine, 0, [11], at=10.0) == [6]  # T = (1, 1): (11 + 1) / 2
+    assert model_after(engine, 0, [10], at=11.0) == pytest.approx([4], rel=1e-15)  # T = (2, 1): 1/3 * 10 + 2/3 * 1 = 4
     engine.back(1, at=12.0)
     engine.advance()
-    assert engine.ledger.open_jobs[engine.ledger.open_tickets[1]].base is engine.model  # its speed is known
-    engine.arrive(1, [4], at=16.0)  # T = (2, 2): (10 + 4) / 2
-    assert engine.model.tolist() == [7]
+    assert open_job(engine, 1).base is engine.model  # its speed is known
+    assert model_after(engine, 1, [4], at=16.0) == [7]  # T = (2, 2): (10 + 4) / 2
 
 
 def test_a_tier_round_without_reports_changes_nothing() -> None:
@@ -249,8 +219,7 @@ def test_deadlines_hold_for_profiling_and_for_each_tier_by_itself() -> None:
     engine.start()
     engine.arrive(0, [4], at=1.0)
     engine.arrive(1, [8], at=3.0)
-    engine.advance(5.0)
-    assert (engine.model.tolist(), tiers(engine)) == ([6], [[0], [1]])
+    assert (model_at(engine, 5.0), tiers(engine)) == ([6], [[0], [1]])
     engine.arrive(2, [100], at=6.0)
     assert (rejected(engine), tiers(engine)) == ([2], [[0], [1, 2]])
     engine.arrive(0, [7], at=7.0)  # its second round opens at 7 s, to end at 12 s
@@ -258,9 +227,6 @@ def test_deadlines_hold_for_profiling_and_for_each_tier_by_itself() -> None:
     assert engine.timers == {"deadline 1": 12.0, "deadline 2": 15.0}
     engine.arrive(1, [100], at=11.0)
     assert rejected(engine) == [2, 1]
-
-
-# ---------------------------------------------------------------- tiers cut anew
 
 
 def test_tiers_are_cut_anew_by_mean_durations_and_jobs_under_way_count_where_they_were_sent_out() -> None:
@@ -292,8 +258,7 @@ def test_additional_tiers_start_from_the_old_tier_at_their_position() -> None:
     assert (engine.model.tolist(), tiers(engine)) == ([6], [[0], [1]])
     assert [tier.count for tier in engine.state.tiers] == [1, 1]
     engine.advance()
-    engine.arrive(0, [9], at=7.5)  # T = (2, 1): 1/3 * 9 + 2/3 * 6 = 7
-    assert engine.model.tolist() == pytest.approx([7], rel=1e-15)
+    assert model_after(engine, 0, [9], at=7.5) == pytest.approx([7], rel=1e-15)  # T = (2, 1): 1/3 * 9 + 2/3 * 6 = 7
 
 
 def test_when_two_tiers_become_one_it_continues_with_the_second() -> None:
@@ -303,8 +268,7 @@ def test_when_two_tiers_become_one_it_continues_with_the_second() -> None:
     assert tiers(engine) == [[0, 1]]
     assert engine.state.tiers[0].model.tolist() == [6]  # half of two is the second: w^(2) = w_0
     engine.advance()
-    engine.arrive(1, [10], at=9.0)  # the second tier's round, which goes on, in which 1 was alone
-    assert engine.model.tolist() == [10]
+    assert model_after(engine, 1, [10], at=9.0) == [10]  # the second tier's round, which goes on, in which 1 was alone
     engine.advance()
     assert at_work(engine) == [0, 1]
 
@@ -361,9 +325,6 @@ def test_the_deadline_of_a_round_that_goes_on_elsewhere_runs_from_the_cut() -> N
     engine.advance(9.0)
     engine.arrive(0, [100], at=9.5)
     assert rejected(engine) == [0]
-
-
-# ---------------------------------------------------------------- reductions
 
 
 def committed(strategy: Strategy, seed: int) -> list[torch.Tensor]:

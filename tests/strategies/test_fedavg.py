@@ -3,32 +3,16 @@
 import pytest
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.protocol import Commit, LocalWork, Reject
+from offbeat.core.protocol import Commit, LocalWork
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.testing import ScriptedEngine, hand_world
+from strategies.scripted_runs import TWO, at_work, model_after, model_at, open_job, rejected, started
 
-TWO = {0: 10, 1: 30}
 FOUR = {0: 10, 1: 10, 2: 10, 3: 10}
 
 
-def opened(strategy: FedAvg, model: list[float], clients: dict[int, int], **world: bool) -> ScriptedEngine:
-    """The engine with its first round open at time 0."""
-    engine = ScriptedEngine(strategy, hand_world(model, clients, **world))
-    engine.start()
-    engine.advance()
-    return engine
-
-
-def at_work(engine: ScriptedEngine) -> list[int]:
-    return sorted(engine.ledger.open_tickets)
-
-
-def rejected(engine: ScriptedEngine) -> list[int]:
-    return [action.client for entry in engine.log for action in entry.actions if isinstance(action, Reject)]
-
-
 def test_a_round_is_the_mean_weighted_by_examples() -> None:
-    engine = opened(FedAvg(), [0, 0], TWO)
+    engine = started(FedAvg(), [0, 0], TWO)
     engine.arrive(0, [4, 0], at=1.0)
     assert engine.ledger.version == 0
     engine.arrive(1, [0, 8], at=2.0)
@@ -38,7 +22,7 @@ def test_a_round_is_the_mean_weighted_by_examples() -> None:
 
 
 def test_what_counts_is_how_many_examples_were_trained_on() -> None:
-    engine = opened(FedAvg(), [0, 0], TWO)
+    engine = started(FedAvg(), [0, 0], TWO)
     engine.arrive(0, [4, 0], at=1.0, num_examples=30)
     engine.arrive(1, [0, 8], at=2.0, num_examples=10)
     # (30 * 4) / 40 = 3; (10 * 8) / 40 = 2
@@ -46,7 +30,7 @@ def test_what_counts_is_how_many_examples_were_trained_on() -> None:
 
 
 def test_two_rounds_follow_each_other() -> None:
-    engine = opened(FedAvg(), [0], TWO)
+    engine = started(FedAvg(), [0], TWO)
     engine.arrive(0, [4], at=1.0)
     engine.arrive(1, [8], at=2.0)
     engine.advance()
@@ -58,13 +42,12 @@ def test_two_rounds_follow_each_other() -> None:
         (1, [7], 1, 2.0),
     ]
     engine.arrive(1, [3], at=3.0)
-    engine.arrive(0, [7], at=4.0)
-    assert engine.model.tolist() == [4]  # (30 * 3 + 10 * 7) / 40
+    assert model_after(engine, 0, [7], at=4.0) == [4]  # (30 * 3 + 10 * 7) / 40
     assert engine.ledger.version == 2
 
 
 def test_statistics_are_averaged_and_counters_take_the_maximum() -> None:
-    engine = opened(FedAvg(), [0, 1, 3], TWO, statistics=True)
+    engine = started(FedAvg(), [0, 1, 3], TWO, statistics=True)
     engine.arrive(0, [1, 2, 7], at=1.0)
     engine.arrive(1, [5, 6, 4], at=2.0)
     # (10 * 1 + 30 * 5) / 40 = 4; (10 * 2 + 30 * 6) / 40 = 5, the server's 1 has no weight; max(3, 7, 4) = 7
@@ -72,15 +55,14 @@ def test_statistics_are_averaged_and_counters_take_the_maximum() -> None:
 
 
 def test_a_lost_client_does_not_hold_up_the_round_nor_weigh_in_it() -> None:
-    engine = opened(FedAvg(), [0], {0: 10, 1: 30, 2: 60})
+    engine = started(FedAvg(), [0], {0: 10, 1: 30, 2: 60})
     engine.arrive(0, [4], at=1.0)
     engine.lose(2, at=2.0, reachable=False)
-    engine.arrive(1, [8], at=3.0)
-    assert engine.model.tolist() == [7]  # (10 * 4 + 30 * 8) / 40: normalised over those who answered
+    assert model_after(engine, 1, [8], at=3.0) == [7]  # (10 * 4 + 30 * 8) / 40: normalised over those who answered
 
 
 def test_a_round_without_reports_keeps_the_model_and_its_version() -> None:
-    engine = opened(FedAvg(), [5], TWO)
+    engine = started(FedAvg(), [5], TWO)
     engine.lose(0, at=1.0)
     engine.lose(1, at=2.0)
     engine.advance()
@@ -90,44 +72,38 @@ def test_a_round_without_reports_keeps_the_model_and_its_version() -> None:
 
 
 def test_at_the_deadline_reports_count_and_late_updates_are_rejected() -> None:
-    engine = opened(FedAvg(deadline=5.0), [0], TWO)
+    engine = started(FedAvg(deadline=5.0), [0], TWO)
     engine.arrive(0, [4], at=2.0)
-    engine.advance(5.0)
-    assert engine.model.tolist() == [4]
+    assert model_at(engine, 5.0) == [4]
     assert engine.ledger.version == 1
     engine.arrive(1, [100], at=6.0)
     assert rejected(engine) == [1]
     assert engine.model.tolist() == [4]
     # at 5 s a round opened with the only idle client, 0; client 1 is ready since 6 s and in the round after it
     engine.arrive(0, [6], at=7.0)
-    engine.advance()
-    assert engine.model.tolist() == [6]
+    assert model_at(engine) == [6]
     assert at_work(engine) == [0, 1]
 
 
 def test_an_update_at_the_very_deadline_counts() -> None:
-    engine = opened(FedAvg(deadline=5.0), [0], TWO)
+    engine = started(FedAvg(deadline=5.0), [0], TWO)
     engine.arrive(0, [4], at=2.0)
     engine.arrive(1, [8], at=5.0)
-    engine.advance()
-    assert engine.model.tolist() == [7]
+    assert model_at(engine) == [7]
     assert rejected(engine) == []
 
 
 def test_a_deadline_without_reports_keeps_the_model() -> None:
-    engine = opened(FedAvg(deadline=5.0), [3], TWO)
-    engine.advance(5.0)
-    assert (engine.model.tolist(), engine.ledger.version) == ([3], 0)
+    engine = started(FedAvg(deadline=5.0), [3], TWO)
+    assert (model_at(engine, 5.0), engine.ledger.version) == ([3], 0)
     engine.arrive(1, [9], at=6.0)
     engine.advance()
     assert rejected(engine) == [1]
-    assert (
-        engine.ledger.open_jobs[engine.ledger.open_tickets[1]].started == 6.0
-    )  # offered work again, in a round of its own
+    assert open_job(engine, 1).started == 6.0  # offered work again, in a round of its own
 
 
 def test_an_old_deadline_does_not_close_the_next_round() -> None:
-    engine = opened(FedAvg(deadline=5.0), [0], TWO)
+    engine = started(FedAvg(deadline=5.0), [0], TWO)
     engine.arrive(0, [4], at=3.0)
     engine.arrive(1, [8], at=4.0)
     engine.advance(8.9)  # the second round opened at 4 s and may last until 9 s
@@ -137,18 +113,17 @@ def test_an_old_deadline_does_not_close_the_next_round() -> None:
 
 
 def test_over_selection_asks_more_and_closes_when_enough_have_answered() -> None:
-    engine = opened(FedAvg(sample=2, over_select=0.5), [0], {0: 10, 1: 10, 2: 10})
+    engine = started(FedAvg(sample=2, over_select=0.5), [0], {0: 10, 1: 10, 2: 10})
     assert at_work(engine) == [0, 1, 2]  # ceil(2 * 1.5) = 3
     engine.arrive(2, [6], at=1.0)
-    engine.arrive(0, [2], at=2.0)
-    assert engine.model.tolist() == [4]
+    assert model_after(engine, 0, [2], at=2.0) == [4]
     engine.arrive(1, [100], at=3.0)
     assert rejected(engine) == [1]
     assert engine.model.tolist() == [4]
 
 
 def test_a_sample_is_that_many_clients_and_the_rest_wait() -> None:
-    engine = opened(FedAvg(sample=2), [0], FOUR)
+    engine = started(FedAvg(sample=2), [0], FOUR)
     first = at_work(engine)
     assert len(first) == 2
     for client, at in zip(first, (1.0, 2.0), strict=True):
@@ -173,7 +148,7 @@ def test_the_slowest_client_has_its_chance_in_every_round() -> None:
 
 
 def test_a_share_grows_with_the_newcomers() -> None:
-    engine = opened(FedAvg(sample=0.5), [0], {0: 10, 1: 10})
+    engine = started(FedAvg(sample=0.5), [0], {0: 10, 1: 10})
     assert len(at_work(engine)) == 1
     engine.join(2, at=1.0)
     engine.join(3)
@@ -184,7 +159,7 @@ def test_a_share_grows_with_the_newcomers() -> None:
 
 def test_every_member_gets_the_same_tensor_and_the_work_asked_for() -> None:
     work = LocalWork(steps=7)
-    engine = opened(FedAvg(work=work), [0, 0], TWO)
+    engine = started(FedAvg(work=work), [0, 0], TWO)
     assert all(ticket.base is engine.world.model and ticket.work is work for ticket in engine.ledger.open_jobs.values())
 
 

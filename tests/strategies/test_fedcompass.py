@@ -24,22 +24,15 @@ from offbeat.engine.until import Until
 from offbeat.engine.virtual.virtual_engine import VirtualEngine
 from offbeat.testing import ScriptedEngine, TinyClients, hand_world, optimum, tiny_world
 from offbeat.workers.inline import Inline
+from strategies.scripted_runs import actions, model_after, model_at, open_job, started
 
-TWO = {0: 10, 1: 30}
 THREE = {0: 5, 1: 5, 2: 5}
 # short numbers: st(u) = 1 / (1 + u); p = 1 / m; 1 to 4 steps; a group waits half as long again as expected
 SHORT: dict[str, Any] = {"q_min": 1, "q_max": 4, "latest": 1.5, "alpha": 1.0, "a": 1.0, "weights": "equal"}
 
 
-def started(strategy: FedCompass, model: list[float], clients: dict[int, int] = TWO, **world: bool) -> ScriptedEngine:
-    engine = ScriptedEngine(strategy, hand_world(model, clients, **world))
-    engine.start()
-    engine.advance()
-    return engine
-
-
 def steps(engine: ScriptedEngine, client: int) -> int | None:
-    return engine.ledger.open_jobs[engine.ledger.open_tickets[client]].work.steps
+    return open_job(engine, client).work.steps
 
 
 def at_work(engine: ScriptedEngine) -> dict[int, int | None]:
@@ -49,19 +42,16 @@ def at_work(engine: ScriptedEngine) -> dict[int, int | None]:
 
 def answer(
     engine: ScriptedEngine, client: int, descent: Sequence[float], *, at: float | None = None, **how: Any
-) -> None:
-    """The client uploads Delta = base - local, as the paper's does."""
-    base = engine.ledger.open_jobs[engine.ledger.open_tickets[client]].base
-    engine.arrive(client, base - torch.tensor(descent, dtype=base.dtype), at=at, **how)
+) -> list[float]:
+    """Let a client upload Delta = base - local, as the paper's does, and return the model afterwards."""
+    base = open_job(engine, client).base
+    return model_after(engine, client, base - torch.tensor(descent, dtype=base.dtype), at=at, **how)
 
 
 def groups(engine: ScriptedEngine) -> dict[int, tuple[float, float, list[int], list[int]]]:
     """Number -> (T_a, T_max, at work, arrived)."""
     found = engine.state.schedule.groups.items()
     return {n: (pytest.approx(g.expected), pytest.approx(g.latest), list(g.away), list(g.arrived)) for n, g in found}
-
-
-# ---------------------------------------------------------------- the schedule of Figure 1
 
 
 FIVE = dict.fromkeys(range(1, 6), 10)
@@ -113,17 +103,12 @@ def test_with_the_authors_code_the_fourth_client_follows_the_latest_arrival() ->
     assert groups(engine)[2][0] == 24.0
 
 
-# ---------------------------------------------------------------- spec 8.5, computed independently
-
-
 def first_arrivals(strategy: FedCompass) -> ScriptedEngine:
     engine = started(strategy, [1, 2], THREE)
-    answer(engine, 0, [0.3, 0], at=2.0)  # u = 0: 1 - .9 / 3 * .3
-    assert engine.model.tolist() == pytest.approx([0.91, 2], abs=1e-9)
+    assert answer(engine, 0, [0.3, 0], at=2.0) == pytest.approx([0.91, 2], abs=1e-9)  # u = 0: 1 - .9 / 3 * .3
     answer(engine, 1, [0, 0.6], at=3.0)  # u = 1: 2 - .9 / sqrt(2) / 3 * .6
     assert engine.model.tolist() == pytest.approx([0.91, 1.872720779], abs=1e-9)
-    answer(engine, 2, [0.3, 0.3], at=4.0)  # u = 2
-    assert engine.model.tolist() == pytest.approx([0.858038476, 1.820759255], abs=1e-9)
+    assert answer(engine, 2, [0.3, 0.3], at=4.0) == pytest.approx([0.858038476, 1.820759255], abs=1e-9)  # u = 2
     assert engine.ledger.version == 3
     return engine
 
@@ -165,9 +150,6 @@ def test_the_buffers_hold_what_the_vector_says() -> None:
     assert total.tolist() == pytest.approx([-0.9 / 3**0.5 / 3 * 0.6, -0.9 / 3**0.5 / 3 * 0.3], abs=1e-12)
 
 
-# ---------------------------------------------------------------- in time, late, waiting
-
-
 def two_known(strategy: FedCompass, model: list[float] | None = None, **world: bool) -> ScriptedEngine:
     """Both have answered their first step without moving anything: S = 1 and 2, and are due together.
 
@@ -199,18 +181,15 @@ def test_at_the_latest_time_the_group_goes_on_without_the_missing_whose_update_g
     answer(engine, 0, [-8.0], at=5.0)  # u = 1: 2
     engine.advance(6.999)
     assert (at_work(engine), engine.ledger.version) == ({1: 1}, 2)
-    engine.advance(7.0)
-    assert (engine.model.tolist(), at_work(engine)) == ([2], {0: 4, 1: 1})  # group 2: T_a = 11, T_max = 13
+    assert (model_at(engine, 7.0), at_work(engine)) == ([2], {0: 4, 1: 1})  # group 2: T_a = 11, T_max = 13
     answer(engine, 1, [-8.0], at=8.0)  # late, u = 1: 2 into the general buffer; 6 s for one step now
     assert (engine.model.tolist(), engine.ledger.version) == ([2], 3)
     # (11 - 8) / 6 = 0 steps: no group fits; client 0 can be back at 11 + 4: (15 - 8) / 6 = 1 step
     assert (at_work(engine), groups(engine)[3]) == ({0: 4, 1: 1}, (14.0, 17.0, [1], []))
     # the current model, though nothing has changed
-    assert engine.ledger.open_jobs[engine.ledger.open_tickets[1]].base is engine.model
-    answer(engine, 0, [-4.0], at=11.0)  # u = 0: 2
-    assert (engine.model.tolist(), engine.ledger.version) == ([6], 4)  # 2 + 2 + the late 2
-    answer(engine, 0, [0.0], at=15.0)
-    assert engine.model.tolist() == [6]  # the general buffer is empty again
+    assert open_job(engine, 1).base is engine.model
+    assert (answer(engine, 0, [-4.0], at=11.0), engine.ledger.version) == ([6], 4)  # u = 0: 2; 2 + 2 + the late 2
+    assert answer(engine, 0, [0.0], at=15.0) == [6]  # the general buffer is empty again
 
 
 def test_an_arrival_at_exactly_the_latest_time_goes_before_the_timer() -> None:
@@ -237,8 +216,7 @@ def test_one_clients_late_update_and_its_next_one_in_time_are_summed() -> None:
     engine = two_known(FedCompass(**SHORT))
     engine.advance(7.0)
     answer(engine, 0, [-8.0], at=9.0)  # late, u = 1: 2
-    answer(engine, 0, [-4.0], at=10.0)  # in time, u = 0: 2
-    assert engine.model.tolist() == [4]
+    assert answer(engine, 0, [-4.0], at=10.0) == [4]  # in time, u = 0: 2
 
 
 def test_a_client_that_slows_down_is_late_once_and_then_gets_what_it_can_do() -> None:
@@ -265,9 +243,6 @@ def test_a_client_that_becomes_faster_waits_and_is_given_more() -> None:
     answer(engine, 0, [0.0], at=5.0)
     # it is the fastest now and opens the group: T_a = 5 + 4 * .5 = 7; (7 - 5) / 1 = 2
     assert at_work(engine) == {0: 2, 1: 4}
-
-
-# ---------------------------------------------------------------- lost, leaving, coming back, new
 
 
 def test_a_lost_member_is_waited_for_no_longer() -> None:
@@ -304,8 +279,7 @@ def test_the_update_of_a_client_that_leaves_while_it_waits_counts_and_it_gets_wo
     engine = two_known(FedCompass(**SHORT))
     answer(engine, 1, [-4.0], at=4.0)
     engine.leave(1, at=4.5)
-    answer(engine, 0, [-8.0], at=5.0)
-    assert (engine.model.tolist(), at_work(engine)) == ([4], {0: 4})
+    assert (answer(engine, 0, [-8.0], at=5.0), at_work(engine)) == ([4], {0: 4})
     engine.back(1, at=6.0)  # (9 - 6) / 2 = 1 step
     assert at_work(engine) == {0: 4, 1: 1}
 
@@ -322,8 +296,7 @@ def test_a_client_that_returns_while_its_group_is_open_keeps_waiting() -> None:
 def test_the_last_to_arrive_may_leave_at_once_and_the_others_go_on() -> None:
     engine = two_known(FedCompass(**SHORT))
     answer(engine, 1, [-4.0], at=4.0)
-    answer(engine, 0, [-8.0], at=5.0, reachable=False)
-    assert (engine.model.tolist(), at_work(engine)) == ([4], {1: 4})
+    assert (answer(engine, 0, [-8.0], at=5.0, reachable=False), at_work(engine)) == ([4], {1: 4})
 
 
 def test_a_vanished_client_delays_no_other_and_its_late_upload_is_dropped() -> None:
@@ -350,36 +323,27 @@ def test_a_newcomer_is_measured_first_and_makes_everybodys_weight_smaller() -> N
 def test_two_simultaneous_updates_make_two_versions_if_first_and_one_in_a_group() -> None:
     engine = started(FedCompass(**SHORT), [0.0])
     answer(engine, 0, [-4.0], at=1.0)
-    answer(engine, 1, [-4.0])
-    assert (engine.model.tolist(), engine.ledger.version) == ([3], 2)  # 2, then u = 1: 1
+    assert (answer(engine, 1, [-4.0]), engine.ledger.version) == ([3], 2)  # 2, then u = 1: 1
     assert at_work(engine) == {0: 4, 1: 4}
     answer(engine, 0, [-4.0], at=5.0)
-    answer(engine, 1, [-4.0])
-    assert (engine.model.tolist(), engine.ledger.version) == ([6], 3)  # u = 1, 0: 1 + 2
-
-
-# ---------------------------------------------------------------- variants
+    assert (answer(engine, 1, [-4.0]), engine.ledger.version) == ([6], 3)  # u = 1, 0: 1 + 2
 
 
 def test_clients_weigh_by_their_examples_among_all_clients_also_inside_a_group() -> None:
     engine = two_known(FedCompass(**{**SHORT, "weights": "examples"}))
     answer(engine, 1, [-4.0], at=4.0)  # p = 30 / 40, u = 0: 3
-    engine.advance(7.0)
-    assert engine.model.tolist() == [3]  # alone in time, and still not 4
+    assert model_at(engine, 7.0) == [3]  # alone in time, and still not 4
 
 
 def test_momentum_carries_earlier_groups_along_but_not_first_arrivals() -> None:
     engine = two_known(FedCompass(**SHORT, momentum=True, mu=0.5))
     answer(engine, 1, [-4.0], at=4.0)
-    answer(engine, 0, [-8.0], at=5.0)
-    assert engine.model.tolist() == [4]  # m = 4
+    assert answer(engine, 0, [-8.0], at=5.0) == [4]  # m = 4
     engine.join(2, at=5.5)
-    answer(engine, 2, [-3.0], at=6.0)  # first: 3 / 3, m untouched
-    assert engine.model.tolist() == [5]
+    assert answer(engine, 2, [-3.0], at=6.0) == [5]  # first: 3 / 3, m untouched
     answer(engine, 1, [-6.0], at=9.0)  # u = 1: 1/2 * 1/3 * 6 = 1
     answer(engine, 2, [0.0], at=9.25)
-    answer(engine, 0, [0.0], at=9.5)
-    assert engine.model.tolist() == [8]  # m = .5 * 4 + 1 = 3
+    assert answer(engine, 0, [0.0], at=9.5) == [8]  # m = .5 * 4 + 1 = 3
 
 
 def test_normalized_by_hand_with_unequal_weights() -> None:
@@ -393,14 +357,12 @@ def test_normalized_by_hand_with_unequal_weights() -> None:
 def test_q_eff_counts_only_those_who_contribute() -> None:
     engine = two_known(FedCompass(**SHORT, normalized=True))
     answer(engine, 0, [-8.0], at=5.0)
-    engine.advance(7.0)
-    assert engine.model.tolist() == [2]  # Q_eff = 4, its own: 1/2 * 1/2 * 8 / 4 * 4
+    assert model_at(engine, 7.0) == [2]  # Q_eff = 4, its own: 1/2 * 1/2 * 8 / 4 * 4
 
 
 def test_first_arrivals_are_not_normalized() -> None:
     engine = started(FedCompass(**{**SHORT, "q_min": 2}, normalized=True), [0.0])
-    answer(engine, 0, [-8.0], at=1.0)
-    assert engine.model.tolist() == [4]
+    assert answer(engine, 0, [-8.0], at=1.0) == [4]
 
 
 def test_averaged_speeds_change_slowly() -> None:
@@ -418,8 +380,7 @@ def test_the_discount_may_be_taken_when_the_group_is_aggregated() -> None:
         engine.join(2, at=4.0)
         answer(engine, 2, [0.0], at=4.5)  # version 3
         engine.lose(2, at=4.75, reachable=False)
-        engine.advance(7.0)  # by now u = 1: 1/2 * 1/2 * 4 = 1
-        assert (engine.model.tolist(), engine.ledger.version) == ([moved], 4)
+        assert (model_at(engine, 7.0), engine.ledger.version) == ([moved], 4)  # by now u = 1: 1/2 * 1/2 * 4 = 1
 
 
 def test_the_discount_at_aggregation_is_each_updates_own() -> None:
@@ -441,7 +402,7 @@ def two_known_and_a_third_version(strategy: FedCompass) -> ScriptedEngine:
 def test_an_update_over_the_limit_of_staleness_is_rejected_but_its_client_has_arrived() -> None:
     engine = two_known_and_a_third_version(FedCompass(**SHORT, max_staleness=1))
     answer(engine, 0, [-8.0], at=5.0)  # sent version 1: u = 2
-    rejected = [action for entry in engine.log for action in entry.actions if isinstance(action, Reject)]
+    rejected = actions(engine, Reject)
     assert rejected == [Reject(0, 2, "staleness 2 is over 1")]
     answer(engine, 1, [-6.0], at=6.0)  # sent version 2: u = 1: 1/2 * 1/3 * 6
     assert (engine.model.tolist(), engine.ledger.version) == ([1], 4)
@@ -494,13 +455,9 @@ def test_steps_of_ones_own_are_refused(work: LocalWork) -> None:
         FedCompass(work=work)
 
 
-# ---------------------------------------------------------------- statistics, notes
-
-
 def test_the_statistics_of_a_first_arrival_are_mixed_in_like_its_update() -> None:
     engine = started(FedCompass(**SHORT), [0, 2, 5], statistics=True)
-    engine.arrive(0, [8, 6, 3], at=1.0)
-    assert engine.model.tolist() == [4, 4, 5]  # omega = 1/2: .5 * 2 + .5 * 6; max(5, 3)
+    assert model_after(engine, 0, [8, 6, 3], at=1.0) == [4, 4, 5]  # omega = 1/2: .5 * 2 + .5 * 6; max(5, 3)
 
 
 def test_the_statistics_of_a_group_are_averaged_with_the_weights_of_the_deltas_and_mixed_with_their_sum() -> None:
@@ -515,8 +472,7 @@ def test_the_statistics_of_late_updates_go_with_the_next_group() -> None:
     engine = two_known(FedCompass(**SHORT), [0, 2, 5], statistics=True)
     engine.advance(7.0)
     engine.arrive(1, [4, 4, 9], at=8.0)  # late, u = 0: weight 1/2
-    engine.arrive(0, [8, 8, 6], at=9.0)  # late, u = 1: weight 1/4
-    assert engine.model.tolist() == [0, 2, 5]
+    assert model_after(engine, 0, [8, 8, 6], at=9.0) == [0, 2, 5]  # late, u = 1: weight 1/4
     engine.arrive(0, [0, 1, 8], at=17.0)  # in time, u = 0: weight 1/2
     # mean = (1/2 * 4 + 1/4 * 8 + 1/2 * 1) / (5/4) = 3.6; omega = 5/4, at most 1; w: 2 + 2 + 0
     assert engine.model.tolist() == pytest.approx([4, 3.6, 9], rel=1e-15)
@@ -524,8 +480,7 @@ def test_the_statistics_of_late_updates_go_with_the_next_group() -> None:
 
 def test_replaced_statistics_of_a_first_arrival_are_the_clients() -> None:
     engine = started(FedCompass(**SHORT, statistics="replace"), [0, 2, 5], statistics=True)
-    engine.arrive(0, [8, 6, 3], at=1.0)
-    assert engine.model.tolist() == [4, 6, 5]  # w moves by 1/2 * 8, as ever; omega = 1; max(5, 3)
+    assert model_after(engine, 0, [8, 6, 3], at=1.0) == [4, 6, 5]  # w moves by 1/2 * 8, as ever; omega = 1; max(5, 3)
 
 
 @pytest.mark.parametrize("discount", ["arrival", "aggregation"])
@@ -541,9 +496,6 @@ def test_replaced_statistics_of_a_group_are_the_plain_mean_over_it_and_the_gener
     assert late.model.tolist() == [0, 2, 5]  # they wait for the next group
     late.arrive(0, [0, 3, 8], at=17.0)
     assert late.model.tolist() == [4, 5, 9]  # (4 + 8 + 3) / 3
-
-
-# ---------------------------------------------------------------- the end of a run
 
 
 def test_waiting_updates_at_the_end_are_applied_only_with_flush_on_stop() -> None:
@@ -584,8 +536,7 @@ def two_buffers(**settings: Any) -> ScriptedEngine:
     answer(engine, 3, zero, at=5.0)  # S = 1: joins group 2 with 8 - 5 = 3 steps, on version 4
     assert (engine.ledger.version, at_work(engine)) == (4, {0: 4, 1: 1, 2: 1, 3: 3})
     engine.arrive(1, [12, 4, 9], at=6.0)  # u = 2: 1/3 * 1/4 * 12 = 1
-    engine.arrive(3, [8, 8, 7], at=6.5)  # u = 0: 1/4 * 8 = 2
-    assert (engine.model.tolist(), engine.ledger.version) == ([0, 2, 5], 4)
+    assert (model_after(engine, 3, [8, 8, 7], at=6.5), engine.ledger.version) == ([0, 2, 5], 4)  # u = 0: 1/4 * 8 = 2
     return engine
 
 
@@ -610,8 +561,7 @@ def test_flushed_at_the_end_several_groups_have_one_mean_number_of_steps() -> No
 def test_flushed_at_the_end_momentum_counts_as_for_any_group() -> None:
     engine = two_known(FedCompass(**SHORT, flush_on_stop=True, momentum=True, mu=0.5))
     answer(engine, 1, [-4.0], at=4.0)
-    answer(engine, 0, [-8.0], at=5.0)
-    assert engine.model.tolist() == [4]  # m = 2 + 2
+    assert answer(engine, 0, [-8.0], at=5.0) == [4]  # m = 2 + 2
     answer(engine, 1, [-4.0], at=9.0)  # u = 0: 2; it waits for client 0
     engine.finish()
     assert engine.model.tolist() == [8]  # m = .5 * 4 + 2
@@ -626,7 +576,7 @@ def test_what_is_logged() -> None:
     engine = two_known(FedCompass(**SHORT))
     answer(engine, 1, [-4.0], at=4.0)
     answer(engine, 0, [-8.0], at=5.0)
-    notes = [action for entry in engine.log for action in entry.actions if isinstance(action, Note)]
+    notes = actions(engine, Note)
     first = {"staleness": 0, "weight": 0.5, "seconds_per_step": 1, "group": 0, "late": 0, "steps": 1}
     assert notes[0] == Note(first, ticket=0)
     member = {"staleness": 1, "weight": 0.25, "seconds_per_step": 1, "group": 1, "late": 0, "steps": 4}
@@ -635,9 +585,6 @@ def test_what_is_logged() -> None:
     assert notes[4] == Note(
         {"group": 1, "updates": 2, "late_updates": 0, "omega": 0.75, "q_eff": 2.5, "open_groups": 0}
     )
-
-
-# ---------------------------------------------------------------- in virtual time: reductions, the whole thing
 
 
 class Speeds:

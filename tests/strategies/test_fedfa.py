@@ -8,47 +8,34 @@ from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import Commit, Note, UpdateArrived
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedfa import FedFa
-from offbeat.testing import ScriptedEngine, hand_world, play, random_script, tiny_world
-
-TWO = {0: 10, 1: 30}
-
-
-def started(strategy: FedFa, model: list[float], clients: dict[int, int] = TWO, **world: bool) -> ScriptedEngine:
-    engine = ScriptedEngine(strategy, hand_world(model, clients, **world))
-    engine.start()
-    engine.advance()
-    return engine
+from offbeat.testing import ScriptedEngine, play, random_script, tiny_world
+from strategies.scripted_runs import model_after, open_job, started
 
 
 def test_the_model_is_the_mean_of_the_last_k_models_after_every_arrival() -> None:
     engine = started(FedFa(k=2), [1])
-    engine.arrive(0, [2], at=1.0)
-    assert (engine.model.tolist(), engine.ledger.version) == ([1], 0)  # not full: w_0 is kept
+    assert (model_after(engine, 0, [2], at=1.0), engine.ledger.version) == ([1], 0)  # not full: w_0 is kept
     engine.arrive(1, [6], at=2.0)
     # (2 + 6) / 2: examples do not weigh, nor does w_0
     assert (engine.model.tolist(), engine.ledger.version) == ([4], 1)
     engine.arrive(0, [8], at=3.0)  # trained from w_0, one version late: it counts in full
     assert (engine.model.tolist(), engine.ledger.version) == ([7], 2)  # (6 + 8) / 2
-    engine.arrive(1, [5], at=4.0)
-    assert (engine.model.tolist(), engine.ledger.version) == ([6.5], 3)  # (8 + 5) / 2
+    assert (model_after(engine, 1, [5], at=4.0), engine.ledger.version) == ([6.5], 3)  # (8 + 5) / 2
 
 
 def test_one_client_may_hold_every_place() -> None:
     engine = started(FedFa(k=2), [0])
     engine.arrive(0, [2], at=1.0)
-    ticket = engine.ledger.open_jobs[engine.ledger.open_tickets[0]]
+    ticket = open_job(engine, 0)
     assert (ticket.base is engine.world.model, ticket.base_version) == (True, 0)  # served at once, with what there is
-    engine.arrive(0, [4], at=2.0)
-    assert engine.model.tolist() == [3]
-    assert engine.ledger.open_jobs[engine.ledger.open_tickets[0]].base is engine.model
+    assert model_after(engine, 0, [4], at=2.0) == [3]
+    assert open_job(engine, 0).base is engine.model
 
 
 def test_with_deltas_the_anchor_is_the_model_from_before_the_window() -> None:
     engine = started(FedFa(k=2, queue="deltas"), [1])
-    engine.arrive(0, [3], at=1.0)  # Delta = 2
-    assert (engine.model.tolist(), engine.ledger.version) == ([1], 0)
-    engine.arrive(1, [7], at=2.0)  # Delta = 6
-    assert engine.model.tolist() == [5]  # anchor 1 + (2 + 6) / 2
+    assert (model_after(engine, 0, [3], at=1.0), engine.ledger.version) == ([1], 0)  # Delta = 2
+    assert model_after(engine, 1, [7], at=2.0) == [5]  # Delta = 6; anchor 1 + (2 + 6) / 2
     engine.arrive(0, [5], at=3.0)  # base 1: Delta = 4; 2 falls out, anchor 1 + 2 / 2
     assert engine.model.tolist() == [7]  # 2 + (6 + 4) / 2; with an anchor that stays it would be 6
     engine.arrive(1, [3], at=4.0)  # base 5: Delta = -2; 6 falls out, anchor 2 + 6 / 2
@@ -73,21 +60,18 @@ def test_lost_and_refused_updates_take_no_place() -> None:
     engine.lose(1, at=2.0)
     engine.refuse(1, at=3.0)
     assert engine.ledger.version == 0
-    engine.arrive(1, [4], at=4.0)
-    assert engine.model.tolist() == [3]
+    assert model_after(engine, 1, [4], at=4.0) == [3]
 
 
 def test_the_place_of_a_client_that_left_slides_out_like_any_other_and_newcomers_are_served() -> None:
     engine = started(FedFa(k=2), [0])
     engine.arrive(0, [2], at=1.0, reachable=False)
-    engine.arrive(1, [4], at=2.0)
-    assert engine.model.tolist() == [3]
+    assert model_after(engine, 1, [4], at=2.0) == [3]
     engine.join(7, at=3.0)
-    assert engine.ledger.open_jobs[engine.ledger.open_tickets[7]].base is engine.model
-    engine.arrive(7, [10], at=4.0)
-    assert engine.model.tolist() == [7]  # (4 + 10) / 2
+    assert open_job(engine, 7).base is engine.model
+    assert model_after(engine, 7, [10], at=4.0) == [7]  # (4 + 10) / 2
     engine.ready(0, at=5.0)
-    assert engine.ledger.open_jobs[engine.ledger.open_tickets[0]].base_version == 2
+    assert open_job(engine, 0).base_version == 2
 
 
 @pytest.mark.parametrize("queue", ["models", "deltas"])
@@ -119,9 +103,6 @@ def test_every_update_notes_the_clients_and_ages_in_the_queue() -> None:
         {"queued": 2, "clients": 1, "oldest": 1},  # from 1 and 2, at 2
         {"queued": 2, "clients": 2, "oldest": 3},  # client 0 was sent version 0; at 3
     ]
-
-
-# ---------------------------------------------------------------- reductions
 
 
 def committed(strategy: object, seed: int) -> list[Tensor]:

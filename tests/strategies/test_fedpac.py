@@ -26,8 +26,8 @@ from offbeat.engine.gate import Gate
 from offbeat.testing import ScriptedEngine, layout_of
 from offbeat.training.client_data import ClientData
 from offbeat.training.trainer import Trainer, Training
+from strategies.scripted_runs import TWO, actions, model_after, open_job
 
-TWO = {0: 10, 1: 30}
 # one feature, two classes: the model is (theta; phi_0, phi_1)
 PARAMS = [("body.weight", (1, 1), "param"), ("head.weight", (2, 1), "param")]
 STATISTICS = [("norm.mean", (1,), "buffer"), ("norm.seen", (), "counter")]
@@ -50,10 +50,6 @@ def opened(strategy: Any, model: list[float], clients: dict[int, int], *, statis
     return engine
 
 
-def sent(engine: ScriptedEngine, client: int) -> Job:
-    return engine.ledger.open_jobs[engine.ledger.open_tickets[client]]
-
-
 def notes(engine: ScriptedEngine) -> list[Note]:
     """Of the round that closed last."""
     told = [[action for action in entry.actions if isinstance(action, Note)] for entry in engine.log]
@@ -71,9 +67,6 @@ def after_one_round(strategy: FedPAC | None = None) -> ScriptedEngine:
     return engine
 
 
-# ---------------------------------------------------------------- the server half
-
-
 def test_two_rounds_worked_by_hand() -> None:
     engine = after_one_round()
     # theta = (10 * 4 + 30 * 0) / 40 = 1; mean head (10 * (1, 0) + 30 * (0, 1)) / 40 = (1/4, 3/4): this is evaluated
@@ -83,12 +76,12 @@ def test_two_rounds_worked_by_hand() -> None:
     engine.advance()
     # ||h_0 - h_1||^2 = 1/4 + 1/4 = 1/2. Client 0: D = diag(0, 1/2), V + D = diag(1/4, 3/4), so a ~ (4, 4/3), a = (3/4,
     # 1/4); 1 mirrored. phi_0 = 3/4 (1, 0) + 1/4 (0, 1), phi_1 = 1/4 (1, 0) + 3/4 (0, 1)
-    torch.testing.assert_close(sent(engine, 0).base, vector(1, 0.75, 0.25), rtol=1e-14, atol=0)
-    torch.testing.assert_close(sent(engine, 1).base, vector(1, 0.25, 0.75), rtol=1e-14, atol=0)
+    torch.testing.assert_close(open_job(engine, 0).base, vector(1, 0.75, 0.25), rtol=1e-14, atol=0)
+    torch.testing.assert_close(open_job(engine, 1).base, vector(1, 0.25, 0.75), rtol=1e-14, atol=0)
     # c_0 = (4 * 2 + 12 * 5) / 16 = 4.25, c_1 = (6 * 6 + 18 * 1) / 24 = 2.25
     for client in TWO:
-        assert sent(engine, client).work.extras["prototypes"].tolist() == [[4.25], [2.25]]
-        assert sent(engine, client).work.extras["known"].tolist() == [1, 1]
+        assert open_job(engine, client).work.extras["prototypes"].tolist() == [[4.25], [2.25]]
+        assert open_job(engine, client).work.extras["known"].tolist() == [1, 1]
     assert [note.ticket for note in told] == [0, 1, None]
     assert told[0].values == pytest.approx({"own_weight": 0.75, "helpers": 1, "variance": 0.25})
     assert told[2].values == {"prototypes": 2, "unsolved": 0}
@@ -98,23 +91,23 @@ def test_two_rounds_worked_by_hand() -> None:
     assert engine.model.tolist() == [6, 5, 0.5]  # (30 + 210) / 40; (20 + 180) / 40, (20 + 0) / 40
     engine.advance()
     # d = 2. Client 0: diag(1, 2 + 2), a ~ (1, 1/4) = (4/5, 1/5); client 1: diag(1 + 2, 2), a ~ (1/3, 1/2) = (2/5, 3/5)
-    torch.testing.assert_close(sent(engine, 0).base, vector(6, 2.8, 1.6), rtol=1e-14, atol=0)
-    torch.testing.assert_close(sent(engine, 1).base, vector(6, 4.4, 0.8), rtol=1e-14, atol=0)
+    torch.testing.assert_close(open_job(engine, 0).base, vector(6, 2.8, 1.6), rtol=1e-14, atol=0)
+    torch.testing.assert_close(open_job(engine, 1).base, vector(6, 4.4, 0.8), rtol=1e-14, atol=0)
     # (10 * 1 + 10 * 3) / 20; only client 1 has class 1
-    assert sent(engine, 0).work.extras["prototypes"].tolist() == [[2], [8]]
+    assert open_job(engine, 0).work.extras["prototypes"].tolist() == [[2], [8]]
 
 
 def test_prototypes_are_sent_from_the_second_round_on() -> None:
     engine = opened(FedPAC(), [0, 1, 1], TWO)
-    assert sent(engine, 0).work.extras == {}
+    assert open_job(engine, 0).work.extras == {}
     engine.lose(0, at=1.0)
     engine.lose(1, at=1.0)
     engine.advance()
-    assert sent(engine, 0).work.extras == {}  # nobody was heard: still the first
+    assert open_job(engine, 0).work.extras == {}  # nobody was heard: still the first
     engine.arrive(0, [4, 1, 0], at=2.0, extras=FIRST)
     engine.lose(1, at=3.0)
     engine.advance()
-    assert sent(engine, 1).work.extras["prototypes"].tolist() == [[2], [6]]
+    assert open_job(engine, 1).work.extras["prototypes"].tolist() == [[2], [6]]
 
 
 def test_means_of_many_clients_keep_their_size_in_half_precision() -> None:
@@ -128,13 +121,13 @@ def test_means_of_many_clients_keep_their_size_in_half_precision() -> None:
     for client in clients:
         engine.arrive(client, torch.zeros(3, dtype=torch.bfloat16), at=1.0, extras=told)
     engine.advance()
-    assert torch.equal(sent(engine, 0).work.extras["prototypes"], torch.tensor([[0.3], [3]], dtype=torch.bfloat16))
+    assert torch.equal(open_job(engine, 0).work.extras["prototypes"], torch.tensor([[0.3], [3]], dtype=torch.bfloat16))
 
 
 def test_without_alignment_no_prototypes_travel() -> None:
     engine = after_one_round(FedPAC(lam=0.0))
     engine.advance()
-    assert sent(engine, 0).work.extras == {}
+    assert open_job(engine, 0).work.extras == {}
 
 
 def test_a_class_without_examples_has_no_prototype_and_clients_get_their_last_mean() -> None:
@@ -145,14 +138,14 @@ def test_a_class_without_examples_has_no_prototype_and_clients_get_their_last_me
     engine.advance()
     # class 1 was brought by nobody this time. Client 1 had it in the first round, with mean 1; client 0 did not have it
     # when last heard.
-    assert sent(engine, 1).work.extras["prototypes"].tolist() == [[7], [1]]
-    assert sent(engine, 1).work.extras["known"].tolist() == [1, 1]
-    assert sent(engine, 0).work.extras["known"].tolist() == [1, 0]
+    assert open_job(engine, 1).work.extras["prototypes"].tolist() == [[7], [1]]
+    assert open_job(engine, 1).work.extras["known"].tolist() == [1, 1]
+    assert open_job(engine, 0).work.extras["known"].tolist() == [1, 0]
     engine.join(2, at=5.0)
     engine.arrive(0, [0, 0, 0], at=6.0, extras=extras(h=(0, 0), v=1, means=(7, 0), counts=(10, 0)))
     engine.lose(1, at=6.0)
     engine.advance()
-    assert sent(engine, 2).work.extras["known"].tolist() == [1, 0]  # never heard: nothing of its own
+    assert open_job(engine, 2).work.extras["known"].tolist() == [1, 0]  # never heard: nothing of its own
 
 
 def test_no_client_counts_for_more_examples_than_it_trained_on() -> None:
@@ -169,19 +162,18 @@ def test_a_newcomer_starts_from_the_mean_head() -> None:
     engine = after_one_round()
     engine.join(2, at=2.0, num_examples=5)
     engine.advance()
-    assert sent(engine, 2).base is engine.model
+    assert open_job(engine, 2).base is engine.model
 
 
 def test_a_lost_client_keeps_its_head_and_does_not_weigh() -> None:
     engine = after_one_round()
     engine.advance()
     engine.lose(1, at=3.0)
-    engine.arrive(0, [3, 2, 2], at=4.0, extras=FIRST)
-    assert engine.model.tolist() == [3, 2, 2]
+    assert model_after(engine, 0, [3, 2, 2], at=4.0, extras=FIRST) == [3, 2, 2]
     engine.advance()
     # its head of the first round
-    torch.testing.assert_close(sent(engine, 1).base, vector(3, 0.25, 0.75), rtol=1e-14, atol=0)
-    assert sent(engine, 0).base.tolist() == [3, 2, 2]  # alone it has nobody to combine with
+    torch.testing.assert_close(open_job(engine, 1).base, vector(3, 0.25, 0.75), rtol=1e-14, atol=0)
+    assert open_job(engine, 0).base.tolist() == [3, 2, 2]  # alone it has nobody to combine with
 
 
 def test_head_and_means_of_a_client_that_stays_away_are_given_up_after_evict_after_seconds() -> None:
@@ -195,20 +187,20 @@ def test_head_and_means_of_a_client_that_stays_away_are_given_up_after_evict_aft
     assert [list(kept) for kept in (engine.state.heads, engine.state.means, engine.state.counts)] == [[0], [0], [0]]
     engine.lose(0, at=6.0)
     engine.advance()
-    assert sent(engine, 1).base is engine.model  # as a newcomer: the mean head
-    assert sent(engine, 0).base.tolist() == [3, 2, 2]
+    assert open_job(engine, 1).base is engine.model  # as a newcomer: the mean head
+    assert open_job(engine, 0).base.tolist() == [3, 2, 2]
 
 
 def test_a_round_without_reports_keeps_everything() -> None:
     engine = after_one_round()
     engine.advance()
-    before = sent(engine, 0)
+    before = open_job(engine, 0)
     engine.lose(0, at=3.0)
     engine.lose(1, at=4.0)
     engine.advance()
     assert engine.ledger.version == 1
-    assert torch.equal(sent(engine, 0).base, before.base)
-    assert torch.equal(sent(engine, 0).work.extras["prototypes"], before.work.extras["prototypes"])
+    assert torch.equal(open_job(engine, 0).base, before.base)
+    assert torch.equal(open_job(engine, 0).work.extras["prototypes"], before.work.extras["prototypes"])
 
 
 def test_a_late_answer_is_rejected_and_changes_no_head() -> None:
@@ -235,8 +227,8 @@ def test_statistics_are_averaged_and_the_head_alone_is_personal() -> None:
 def test_without_combination_every_client_keeps_the_head_it_trained() -> None:
     engine = after_one_round(FedPAC(combine=False))
     engine.advance()
-    assert sent(engine, 0).base.tolist() == [1, 1, 0]
-    assert sent(engine, 1).base.tolist() == [1, 0, 1]
+    assert open_job(engine, 0).base.tolist() == [1, 1, 0]
+    assert open_job(engine, 1).base.tolist() == [1, 0, 1]
 
 
 def test_clients_alike_in_everything_are_fedavg() -> None:
@@ -251,7 +243,7 @@ def test_clients_alike_in_everything_are_fedavg() -> None:
             for engine in (ours, theirs):
                 engine.arrive(
                     client,
-                    sent(engine, client).base + delta,
+                    open_job(engine, client).base + delta,
                     at=1.0 + turn + client / 8,
                     extras=extras(h=(0.5, 0.5), v=0.25),
                 )
@@ -259,30 +251,29 @@ def test_clients_alike_in_everything_are_fedavg() -> None:
         for engine in (ours, theirs):
             engine.advance()
         for client in clients:
-            torch.testing.assert_close(sent(ours, client).base, sent(theirs, client).base, rtol=1e-13, atol=1e-13)
+            torch.testing.assert_close(
+                open_job(ours, client).base, open_job(theirs, client).base, rtol=1e-13, atol=1e-13
+            )
 
 
 def test_work_is_the_head_then_the_body() -> None:
     engine = opened(FedPAC(work=LocalWork(epochs=5)), [0, 1, 1], TWO)
-    work = sent(engine, 0).work
+    work = open_job(engine, 0).work
     assert work.rule is not None
     assert work.rule.phases(work) == (
         Phase(epochs=1, lr=0.1, slices=("head.weight",)),
         Phase(epochs=5, lr=0.01, slices=("body.weight",)),
     )
     assert work.rule.uploads(engine.world.layout) == {"h": 2, "v": 1, "means": 2, "counts": 2}
-    rate = sent(opened(FedPAC(lr=None, work=LocalWork(lr=0.5)), [0, 1, 1], TWO), 0).work.lr
+    rate = open_job(opened(FedPAC(lr=None, work=LocalWork(lr=0.5)), [0, 1, 1], TWO), 0).work.lr
     assert rate == 0.5  # lr=None leaves it to the work, and that to the training section
 
 
 def test_clients_that_have_no_head_yet_share_one_tensor() -> None:
     engine = opened(FedPAC(), [0, 1, 1], TWO)
     assert all(job.base is engine.world.model for job in engine.ledger.open_jobs.values())
-    dispatched = [action for entry in engine.log for action in entry.actions if isinstance(action, Dispatch)]
+    dispatched = actions(engine, Dispatch)
     assert dispatched[0].work.rule == dispatched[1].work.rule
-
-
-# ---------------------------------------------------------------- the program over the simplex
 
 
 def test_a_helper_beyond_a_better_one_gets_nothing() -> None:
@@ -357,8 +348,8 @@ def test_a_client_without_a_solution_keeps_its_own_head() -> None:
     engine.arrive(1, [0, 0, 1], at=2.0, extras=extras(h=(1, 1), v=0))
     assert notes(engine)[-1].values["unsolved"] == 2
     engine.advance()
-    assert sent(engine, 0).base.tolist() == [1, 1, 0]
-    assert sent(engine, 1).base.tolist() == [1, 0, 1]
+    assert open_job(engine, 0).base.tolist() == [1, 1, 0]
+    assert open_job(engine, 1).base.tolist() == [1, 0, 1]
 
 
 def test_the_bias_term_is_the_one_printed() -> None:
@@ -403,8 +394,6 @@ def test_a_hundred_clients_with_few_examples_apart_are_all_solved() -> None:
     rows = mixture_weights(rng.normal(size=(100, 640)) * 0.1, rng.uniform(0, 0.1, size=100))
     assert all(row is not None and row.sum() == pytest.approx(1) for row in rows)
 
-
-# ---------------------------------------------------------------- the client half
 
 LAYOUT = layout_of([("body.weight", (2, 1), "param"), ("head.weight", (3, 2), "param")])
 RULE = HeadThenBody(Halves.of(LAYOUT, None), lam=0.5, head_epochs=1, head_lr=0.1)
@@ -498,9 +487,6 @@ def test_a_job_trains_the_head_and_then_the_body() -> None:
     torch.testing.assert_close(result.extras["means"], vector(theta, 0), rtol=1e-14, atol=0)
     gate = Gate(Layout.of(one_feature()), torch.float64)
     assert not isinstance(gate.inspect([result], {7: given})[0], str)
-
-
-# ---------------------------------------------------------------- where the head is
 
 
 class Classifier(nn.Module):

@@ -12,8 +12,7 @@ from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.fedprox import FedProx
 from offbeat.testing import ScriptedEngine, hand_world, play, random_script, tiny_world
 from offbeat.training.descent import make_local_job
-
-TWO = {0: 10, 1: 30}
+from strategies.scripted_runs import TWO, actions, open_job
 
 
 def descended(job: LocalJob, rule: Proximal, c: Tensor, steps: int) -> Tensor:
@@ -75,7 +74,7 @@ def test_only_trainable_entries_are_pulled() -> None:
     engine = ScriptedEngine(FedProx(), world)
     engine.start()
     engine.advance()
-    job = engine.ledger.open_jobs[engine.ledger.open_tickets[0]]
+    job = open_job(engine, 0)
     assert make_local_job(job, world.layout, 0.5).start.tolist() == [1]
     assert job.work.rule == Proximal(mu=0.1)
 
@@ -85,7 +84,7 @@ def test_every_update_notes_the_drift_of_its_client() -> None:
     engine.start()
     engine.advance()
     engine.arrive(1, [4, 5, 100, 100], at=1.0)
-    notes = [action for entry in engine.log for action in entry.actions if isinstance(action, Note)]
+    notes = actions(engine, Note)
     assert notes == [Note({"drift": 5.0}, ticket=1)]  # |(3, 4)|
 
 

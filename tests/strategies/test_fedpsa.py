@@ -20,8 +20,8 @@ from offbeat.core.strategies.fedpsa import FedPSA, cosine, softmax
 from offbeat.core.strategies.fedpsa import sketch as sketching
 from offbeat.core.strategies.fedpsa.sketch import GaussianSketch, Sketched
 from offbeat.testing import ScriptedEngine, hand_world, parse_script, play, random_script, tiny_layout, tiny_world
+from strategies.scripted_runs import TWO, at_work, model_after, noted, open_job
 
-TWO = {0: 10, 1: 30}
 THREE = {0: 10, 1: 10, 2: 10}
 
 
@@ -37,18 +37,6 @@ def started(
     engine.start()
     engine.advance()
     return engine
-
-
-def noted(engine: ScriptedEngine, key: str) -> list[float]:
-    notes = [action for entry in engine.log for action in entry.actions if isinstance(action, Note)]
-    return [note.values[key] for note in notes if key in note.values]
-
-
-def at_work(engine: ScriptedEngine) -> list[int]:
-    return sorted(engine.ledger.open_tickets)
-
-
-# ---------------------------------------------------------------- the worked example
 
 
 def worked_sketch(theta: Tensor) -> Tensor:
@@ -103,9 +91,6 @@ def test_a_cold_softmax_prefers_what_is_aligned() -> None:
     assert engine.model.tolist() == pytest.approx([1 + math.tanh(1), 0.119202922], abs=1e-9)
 
 
-# ---------------------------------------------------------------- the thermometer
-
-
 def test_the_upload_that_fills_queue_and_buffer_together_is_weighted_already() -> None:
     engine = started(FedPSA(buffer=2, queue=2, gamma=1.0, delta=1.0), [1, 0])
     engine.arrive(0, [2, 0], at=1.0)  # kappa 1
@@ -157,14 +142,10 @@ def test_without_the_thermometer_the_temperature_is_constant_from_the_first_step
     assert noted(engine, "temperature") == [1.0, 1.0, 1.0]
 
 
-# ---------------------------------------------------------------- the step
-
-
 def test_the_server_rate_scales_the_step() -> None:
     engine = started(FedPSA(buffer=2, lr=0.5), [1, 0])
     engine.arrive(0, [3, 0], at=1.0)
-    engine.arrive(1, [1, 4], at=2.0)
-    assert engine.model.tolist() == [1.5, 1]  # 1 + .5 * 2/2, .5 * 4/2
+    assert model_after(engine, 1, [1, 4], at=2.0) == [1.5, 1]  # 1 + .5 * 2/2, .5 * 4/2
 
 
 def test_statistics_are_averaged_with_the_weights_and_count_neither_in_norms_nor_in_sketches() -> None:
@@ -204,9 +185,6 @@ def test_a_buffer_of_one_has_no_agreement() -> None:
     engine.arrive(0, [2, 0], at=1.0)
     assert noted(engine, "agreement") == []
     assert noted(engine, "weight") == [1.0]
-
-
-# ---------------------------------------------------------------- sketches
 
 
 def test_the_sketch_the_client_sent_is_the_one_that_counts() -> None:
@@ -267,9 +245,6 @@ def test_the_clients_of_a_world_upload_the_sketch_of_what_they_trained() -> None
     assert event.extras["sketch"].shape == (3,)
 
 
-# ---------------------------------------------------------------- the projection
-
-
 def columns(sketcher: GaussianSketch, d: int, seed: int = 0) -> Tensor:
     """R, column by column: the sketches of the unit vectors."""
     return sketcher.sketch(torch.eye(d, dtype=torch.float64), seed).T
@@ -328,9 +303,6 @@ def test_a_sketch_of_half_precision_is_summed_in_single() -> None:
     assert torch.equal(sketch, GaussianSketch(k=4).sketch(torch.ones(1000), 0))
 
 
-# ---------------------------------------------------------------- clients that come and go
-
-
 def test_lost_and_refused_updates_take_no_place_in_buffer_or_queue() -> None:
     engine = started(FedPSA(buffer=2, queue=2), [1, 0])
     engine.arrive(0, [2, 0], at=1.0)
@@ -348,16 +320,15 @@ def test_a_newcomer_counts_like_anybody_else() -> None:
     engine = started(FedPSA(buffer=2), [1, 0])
     engine.join(7, at=1.0)
     engine.arrive(7, [3, 0], at=2.0)
-    engine.arrive(7, [1, 2], at=3.0)
-    assert engine.model.tolist() == [2, 1]
+    assert model_after(engine, 7, [1, 2], at=3.0) == [2, 1]
 
 
 def test_a_client_gets_the_current_model_at_once_and_may_fill_the_buffer_alone() -> None:
     engine = started(FedPSA(buffer=2), [1, 0])
     engine.arrive(0, [3, 0], at=1.0)
-    assert engine.ledger.open_jobs[engine.ledger.open_tickets[0]].base is engine.world.model
+    assert open_job(engine, 0).base is engine.world.model
     engine.arrive(0, [1, 2], at=2.0)
-    assert engine.ledger.open_jobs[engine.ledger.open_tickets[0]].base is engine.model
+    assert open_job(engine, 0).base is engine.model
 
 
 def test_an_excluded_client_waits_for_the_step_and_a_stall_forces_the_step() -> None:
@@ -382,8 +353,6 @@ def test_at_most_so_many_clients_are_in_flight() -> None:
     assert engine.ledger.version == 8
     assert len(engine.ledger.job_counts) == 5
 
-
-# ---------------------------------------------------------------- properties and reductions
 
 KAPPAS = st.lists(st.floats(-1, 1), min_size=1, max_size=20)
 

@@ -10,6 +10,7 @@ from offbeat.core.protocol import Commit, Note, Reject, Strategy
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.flanp import FLANP
 from offbeat.testing import ScriptedEngine, hand_world, play, random_script, tiny_world
+from strategies.scripted_runs import at_work, model_after, model_at
 
 THREE = {0: 10, 1: 10, 2: 20}
 
@@ -24,10 +25,6 @@ def profiled(
         engine.arrive(client, local, at=client + 1.0)
     engine.advance()
     return engine
-
-
-def at_work(engine: ScriptedEngine) -> list[int]:
-    return sorted(engine.ledger.open_tickets)
 
 
 def answer(engine: ScriptedEngine, *locals: list[float]) -> None:
@@ -48,8 +45,7 @@ def test_all_clients_are_measured_in_a_fedavg_round_and_the_fastest_start() -> N
     assert at_work(engine) == [0, 1, 2]
     engine.arrive(2, [4], at=1.0)
     engine.arrive(0, [8], at=2.0)
-    engine.arrive(1, [16], at=3.0)
-    assert engine.model.tolist() == [8]  # (20 * 4 + 10 * 8 + 10 * 16) / 40
+    assert model_after(engine, 1, [16], at=3.0) == [8]  # (20 * 4 + 10 * 8 + 10 * 16) / 40
     engine.advance()
     assert at_work(engine) == [0, 2]
     assert all(job.base is engine.model for job in engine.ledger.open_jobs.values())
@@ -98,8 +94,7 @@ def test_statistics_do_not_count_in_the_length() -> None:
 def test_missing_clients_are_replaced_by_the_next_in_speed() -> None:
     engine = profiled(FLANP(n0=2), [0], THREE, [0])
     engine.lose(1, at=4.0, reachable=False)
-    engine.arrive(0, [8], at=5.0)
-    assert engine.model.tolist() == [8]
+    assert model_after(engine, 0, [8], at=5.0) == [8]
     engine.advance()
     assert at_work(engine) == [0, 2]
     engine.back(1, at=6.0)
@@ -193,10 +188,8 @@ def test_a_sample_is_drawn_among_the_stage() -> None:
 def test_at_the_deadline_a_round_goes_without_the_late_and_the_next_takes_others() -> None:
     engine = profiled(FLANP(n0=2, deadline=4.0), [0], THREE, [0])
     engine.arrive(0, [8], at=4.0)
-    engine.advance(7.0)
-    assert (engine.model.tolist(), at_work(engine)) == ([8], [0, 1, 2])
-    engine.arrive(1, [100], at=8.0)
-    assert engine.model.tolist() == [8]
+    assert (model_at(engine, 7.0), at_work(engine)) == ([8], [0, 1, 2])
+    assert model_after(engine, 1, [100], at=8.0) == [8]
     answered = [action.client for entry in engine.log for action in entry.actions if isinstance(action, Reject)]
     assert answered == [1]
 

@@ -24,22 +24,13 @@ from offbeat.testing.tiny_worlds import Sgd
 from offbeat.training.client_data import ClientData
 from offbeat.training.descent import descend, make_local_job
 from offbeat.training.trainer import Trainer, Training
-
-TWO = {0: 10, 1: 30}
-
-
-def opened(strategy: GradMA, model: list[float], clients: dict[int, int] = TWO, **world: bool) -> ScriptedEngine:
-    """The engine with its first round open at time 0."""
-    engine = ScriptedEngine(strategy, hand_world(model, clients, **world))
-    engine.start()
-    engine.advance()
-    return engine
+from strategies.scripted_runs import TWO, open_job, started
 
 
 def answer(engine: ScriptedEngine, *deltas: Sequence[float]) -> None:
     """Clients 0, 1, ... answer one second apart, with locals so far below what they were sent; the next round opens."""
     for client, delta in enumerate(deltas):
-        base = engine.ledger.open_jobs[engine.ledger.open_tickets[client]].base
+        base = open_job(engine, client).base
         engine.arrive(client, base - torch.as_tensor(delta, dtype=base.dtype), at=engine.now + 1.0)
     engine.advance()
 
@@ -52,11 +43,8 @@ def close(found: Tensor, expected: Sequence[float]) -> None:
     torch.testing.assert_close(found, torch.tensor(expected, dtype=found.dtype), rtol=0, atol=1e-12)
 
 
-# ---------------------------------------------------------------- the server
-
-
 def test_two_rounds_in_which_the_server_corrects_its_momentum() -> None:
-    engine = opened(GradMA(beta1=0.5, beta2=0.0), [0, 0])
+    engine = started(GradMA(beta1=0.5, beta2=0.0), [0, 0])
     answer(engine, [4, 0], [-4, 4])
     # acc = (10 (4, 0) + 30 (-4, 4)) / 40 = (-2, 3), m = acc. <m, D_0> = -8 < 0, <m, D_1> = 8 + 12.
     # On D_0 alone: m~ = m + 1/2 (4, 0) = (0, 3), and <m~, D_1> = 12. w = -m~
@@ -76,7 +64,7 @@ def test_two_rounds_in_which_the_server_corrects_its_momentum() -> None:
 
 
 def test_remembered_deltas_decay_after_the_round_and_add_up() -> None:
-    engine = opened(GradMA(beta1=0.5, beta2=0.5), [0, 0])
+    engine = started(GradMA(beta1=0.5, beta2=0.5), [0, 0])
     answer(engine, [4, 0], [-4, 4])  # as above: m~ = (0, 3)
     close(engine.state.deltas[0], [2, 0])  # half of (4, 0)
     close(engine.state.deltas[1], [-2, 2])
@@ -90,7 +78,7 @@ def test_remembered_deltas_decay_after_the_round_and_add_up() -> None:
 
 def test_without_memory_of_earlier_rounds_no_rows_of_zeros_are_kept() -> None:
     """With beta2 = 0 they would make the Gram matrix singular."""
-    engine = opened(GradMA(beta1=0.0), [0, 0])
+    engine = started(GradMA(beta1=0.0), [0, 0])
     answer(engine, [4, 0], [-4, 4])
     assert len(engine.state.deltas) == 0
     assert engine.state.chosen == {0: 2, 1: 2}  # in the second round, which is open, too
@@ -103,7 +91,7 @@ def test_without_memory_of_earlier_rounds_no_rows_of_zeros_are_kept() -> None:
 
 
 def test_a_client_that_is_away_is_remembered() -> None:
-    engine = opened(GradMA(beta1=0.0, beta2=0.5), [0, 0])
+    engine = started(GradMA(beta1=0.0, beta2=0.5), [0, 0])
     answer(engine, [4, 0], [-4, 4])
     engine.lose(0, at=3.0, reachable=False)
     engine.arrive(1, [5.0, -7.0], at=4.0)
@@ -112,7 +100,7 @@ def test_a_client_that_is_away_is_remembered() -> None:
 
 
 def test_the_step_is_scaled_by_lr_global_and_the_momentum_is_not() -> None:
-    engine = opened(GradMA(beta1=0.5, lr_global=0.5), [0, 0])
+    engine = started(GradMA(beta1=0.5, lr_global=0.5), [0, 0])
     answer(engine, [4, 0], [-4, 4])
     close(engine.model, [0, -1.5])
     close(engine.state.momentum, [0, 3])
@@ -143,11 +131,11 @@ def test_a_tensor_that_a_client_did_not_move_gives_no_row() -> None:
 
 
 def test_a_margin_asks_the_server_for_more_than_no_conflict() -> None:
-    engine = opened(GradMA(rho=0.5), [0, 0], {0: 10, 1: 10})
+    engine = started(GradMA(rho=0.5), [0, 0], {0: 10, 1: 10})
     answer(engine, [8, 0], [0, 6])
     # m = (4, 3), of length 5: <m~, (1, 0)> >= 5/2 and <m~, (0, 1)> >= 5/2 both hold
     close(engine.model, [-4, -3])
-    engine = opened(GradMA(rho=0.7), [0, 0], {0: 10, 1: 10})
+    engine = started(GradMA(rho=0.7), [0, 0], {0: 10, 1: 10})
     answer(engine, [8, 0], [0, 6])
     # at least 3.5 in both: (4, 3.5)
     close(engine.model, [-4, -3.5])
@@ -155,14 +143,14 @@ def test_a_margin_asks_the_server_for_more_than_no_conflict() -> None:
 
 def test_where_the_program_fails_the_momentum_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradma, "solve_each", lambda grams, rho: [None] * len(grams))
-    engine = opened(GradMA(), [0, 0])
+    engine = started(GradMA(), [0, 0])
     answer(engine, [4, 0], [-4, 4])
     close(engine.model, [2, -3])
     assert notes(engine)[0] == {"rows": 2, "corrected": 0, "correction": 0.0, "failures": 1}
 
 
 def test_a_margin_without_a_solution_leaves_the_momentum_unchanged() -> None:
-    engine = opened(GradMA(rho=0.5), [0, 0])
+    engine = started(GradMA(rho=0.5), [0, 0])
     answer(engine, [4, 0], [-4, 0])
     close(engine.model, [2, 0])  # acc = (10 * 4 - 30 * 4) / 40 = -2
     assert notes(engine)[0]["failures"] == 1
@@ -193,11 +181,8 @@ def test_many_clients_in_a_small_tensor_have_a_solution(dtype: torch.dtype) -> N
     ]
 
 
-# ---------------------------------------------------------------- the memory
-
-
 def test_when_the_memory_is_full_the_least_often_chosen_makes_room() -> None:
-    engine = opened(GradMA(beta1=0.0, beta2=1.0, memory_num=2), [0, 0, 0])
+    engine = started(GradMA(beta1=0.0, beta2=1.0, memory_num=2), [0, 0, 0])
     answer(engine, [1, 0, 0], [0, 1, 0])
     assert engine.state.chosen == {0: 2, 1: 2}  # the second round is open, with both
     engine.lose(1, at=3.0, reachable=False)
@@ -216,7 +201,7 @@ def test_when_the_memory_is_full_the_least_often_chosen_makes_room() -> None:
 
 
 def test_a_client_that_was_forgotten_starts_anew() -> None:
-    engine = opened(GradMA(beta1=0.0, beta2=1.0, memory_num=1), [0, 0], {0: 10})
+    engine = started(GradMA(beta1=0.0, beta2=1.0, memory_num=1), [0, 0], {0: 10})
     engine.arrive(0, [-1.0, 0.0], at=1.0)
     engine.join(1, at=2.0, num_examples=10)
     engine.lose(0, at=3.0, reachable=False)
@@ -232,7 +217,7 @@ def test_a_client_that_was_forgotten_starts_anew() -> None:
 
 
 def test_a_client_that_stays_away_is_forgotten_after_evict_after_seconds() -> None:
-    engine = opened(GradMA(beta1=0.0, beta2=1.0, evict_after=2.0), [0, 0, 0])
+    engine = started(GradMA(beta1=0.0, beta2=1.0, evict_after=2.0), [0, 0, 0])
     answer(engine, [1, 0, 0], [0, 1, 0])
     engine.lose(1, at=3.0, reachable=False)
     engine.arrive(0, engine.model - torch.tensor([1.0, 0, 0]), at=4.0)
@@ -249,7 +234,7 @@ def test_a_client_that_stays_away_is_forgotten_after_evict_after_seconds() -> No
 
 
 def test_members_of_the_round_are_not_evicted_and_all_count_in_the_mean() -> None:
-    engine = opened(GradMA(memory_num=1), [0, 0], {0: 10, 1: 10})
+    engine = started(GradMA(memory_num=1), [0, 0], {0: 10, 1: 10})
     answer(engine, [4, 0], [-8, 4])
     # acc = (-2, 2). D_0 = (4, 0) is remembered, D_1 is not: m~ = (0, 2)
     close(engine.model, [0, -2])
@@ -257,11 +242,8 @@ def test_members_of_the_round_are_not_evicted_and_all_count_in_the_mean() -> Non
     assert notes(engine)[0]["rows"] == 1
 
 
-# ---------------------------------------------------------------- rounds
-
-
 def test_a_lost_client_does_not_hold_up_the_round_nor_weigh_in_it() -> None:
-    engine = opened(GradMA(), [0, 0], {0: 10, 1: 30, 2: 60})
+    engine = started(GradMA(), [0, 0], {0: 10, 1: 30, 2: 60})
     engine.arrive(0, [-4.0, 0.0], at=1.0)
     engine.lose(2, at=2.0, reachable=False)
     engine.arrive(1, [4.0, -4.0], at=3.0)
@@ -269,7 +251,7 @@ def test_a_lost_client_does_not_hold_up_the_round_nor_weigh_in_it() -> None:
 
 
 def test_a_round_without_reports_changes_neither_model_nor_memory() -> None:
-    engine = opened(GradMA(beta2=0.5), [0, 0])
+    engine = started(GradMA(beta2=0.5), [0, 0])
     answer(engine, [4, 0], [-4, 4])
     model = engine.model
     engine.lose(0, at=3.0)
@@ -283,7 +265,7 @@ def test_a_round_without_reports_changes_neither_model_nor_memory() -> None:
 
 
 def test_at_the_deadline_reports_count_and_late_updates_are_neither_used_nor_remembered() -> None:
-    engine = opened(GradMA(deadline=5.0), [0, 0])
+    engine = started(GradMA(deadline=5.0), [0, 0])
     engine.arrive(0, [-4.0, 0.0], at=2.0)
     engine.advance(5.0)
     close(engine.model, [-4, 0])
@@ -293,7 +275,7 @@ def test_at_the_deadline_reports_count_and_late_updates_are_neither_used_nor_rem
 
 
 def test_a_newcomer_is_in_the_next_round_and_in_the_memory() -> None:
-    engine = opened(GradMA(beta2=1.0), [0, 0], {0: 10})
+    engine = started(GradMA(beta2=1.0), [0, 0], {0: 10})
     engine.join(7, at=0.5, num_examples=30)
     engine.arrive(0, [-4.0, 0.0], at=1.0)
     engine.advance()
@@ -303,7 +285,7 @@ def test_a_newcomer_is_in_the_next_round_and_in_the_memory() -> None:
 
 
 def test_statistics_are_averaged_and_counters_take_the_maximum_whatever_the_momentum() -> None:
-    engine = opened(GradMA(beta1=0.5), [0, 1, 3], statistics=True)
+    engine = started(GradMA(beta1=0.5), [0, 1, 3], statistics=True)
     engine.arrive(0, [-4.0, 2.0, 7.0], at=1.0)
     engine.arrive(1, [4.0, 6.0, 4.0], at=2.0)
     # params: 4 and -4 object to each other, 0 is left; (10 * 2 + 30 * 6) / 40 = 5; max(3, 7, 4) = 7
@@ -313,9 +295,6 @@ def test_statistics_are_averaged_and_counters_take_the_maximum_whatever_the_mome
     engine.arrive(1, [-2.0, 4.0, 9.0], at=4.0)
     close(engine.model, [-2, 5, 9])  # (10 * 8 + 30 * 4) / 40 = 5: no momentum in them
     assert engine.state.momentum.numel() == 1
-
-
-# ---------------------------------------------------------------- the worker
 
 
 def point_free(*values: float) -> Gradient:
@@ -465,9 +444,6 @@ def test_the_extra_gradients_do_not_move_the_statistics_of_batchnorm() -> None:
     assert after[slice(*seen)].tolist() == [3]  # three steps, nine evaluations
 
 
-# ---------------------------------------------------------------- settings, variants, reductions
-
-
 def committed(strategy: Strategy, world: World, seed: int) -> list[Tensor]:
     engine = play(strategy, random_script("losses", seed, length=80), world)
     return [action.model for entry in engine.log for action in entry.actions if isinstance(action, Commit)]
@@ -489,7 +465,7 @@ def test_with_plain_workers_it_reduces(settings: dict[str, Any], other: Strategy
 
 def test_without_momentum_one_client_is_fedavg_whatever_is_remembered() -> None:
     # m = acc is its own delta, and the sum of its deltas is never against it as long as it goes one way
-    engine = opened(GradMA(beta1=0.0, beta2=0.5), [0, 0], {0: 10})
+    engine = started(GradMA(beta1=0.0, beta2=0.5), [0, 0], {0: 10})
     for local in ([-1.0, -1.0], [-2.0, -1.5], [-2.5, -4.0]):
         engine.arrive(0, local, at=engine.now + 1.0)
         engine.advance()
@@ -498,7 +474,7 @@ def test_without_momentum_one_client_is_fedavg_whatever_is_remembered() -> None:
 
 def test_an_empty_memory_is_plain_server_momentum() -> None:
     """FedAvgM's: vel := mu vel + d; w := w - vel."""
-    engine = opened(GradMA(memory_num=0, beta1=0.5, worker=False), [0, 0])
+    engine = started(GradMA(memory_num=0, beta1=0.5, worker=False), [0, 0])
     answer(engine, [4, 0], [-4, 4])
     close(engine.model, [2, -3])  # vel = (-2, 3)
     answer(engine, [0, -2], [4, 0])
@@ -507,19 +483,19 @@ def test_an_empty_memory_is_plain_server_momentum() -> None:
 
 
 def test_the_worker_correction_alone_has_no_server_momentum() -> None:
-    engine = opened(GradMA(server=False, lr_global=0.5), [0, 0])
+    engine = started(GradMA(server=False, lr_global=0.5), [0, 0])
     answer(engine, [4, 0], [-4, 4])
     close(engine.model, [1, -1.5])  # half of acc = (-2, 3)
     answer(engine, [4, 0], [-4, 4])
     close(engine.model, [2, -3])
     assert engine.state.momentum is None
     assert engine.state.chosen == {}
-    assert isinstance(engine.ledger.open_jobs[engine.ledger.open_tickets[0]].work.rule, Corrected)
+    assert isinstance(open_job(engine, 0).work.rule, Corrected)
 
 
 def test_the_work_carries_the_local_rate_and_the_rule() -> None:
-    engine = opened(GradMA(work=LocalWork(steps=5), rho=0.25), [0, 0])
-    work = engine.ledger.open_jobs[engine.ledger.open_tickets[0]].work
+    engine = started(GradMA(work=LocalWork(steps=5), rho=0.25), [0, 0])
+    work = open_job(engine, 0).work
     assert (work.steps, work.lr, work.rule) == (5, 0.01, Corrected(rho=0.25))
     assert GradMA(lr_local=None)._work.lr is None
     assert GradMA(lr_local=None, work=LocalWork(lr=0.3))._work.lr == 0.3

@@ -71,9 +71,6 @@ def test_global_with_several_clients_trains_one_at_a_time() -> None:
         engine.advance()
 
 
-# ---------------------------------------------------------------- run for real
-
-
 def two_clients() -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [
         (torch.tensor([[1.0], [2.0]]), torch.tensor([[2.0], [4.0]])),

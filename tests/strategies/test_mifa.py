@@ -13,19 +13,7 @@ from offbeat.core.strategies.fed_ogd import FedOGD
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.mifa import Mifa
 from offbeat.testing import ScriptedEngine, hand_world, play, random_script, tiny_world
-
-TWO = {0: 10, 1: 30}  # examples do not weigh
-
-
-def opened(strategy: Mifa, model: list[float], clients: dict[int, int] = TWO, **world: bool) -> ScriptedEngine:
-    engine = ScriptedEngine(strategy, hand_world(model, clients, **world))
-    engine.start()
-    engine.advance()
-    return engine
-
-
-def at_work(engine: ScriptedEngine) -> list[int]:
-    return sorted(engine.ledger.open_tickets)
+from strategies.scripted_runs import TWO, at_work, model_after, model_at, started
 
 
 def committed(engine: ScriptedEngine) -> list[list[float]]:
@@ -36,11 +24,8 @@ def noted(engine: ScriptedEngine, name: str) -> list[float]:
     return [action.values[name] for entry in engine.log for action in entry.actions if isinstance(action, Note)]
 
 
-# ---------------------------------------------------------------- the table
-
-
 def test_an_absent_client_counts_with_its_last_gradient() -> None:
-    engine = opened(Mifa(lr=0.5), [0, 0])
+    engine = started(Mifa(lr=0.5), [0, 0])
     engine.arrive(0, [-1, 0], at=1.0)
     engine.arrive(1, [-3, 2], at=2.0, reachable=False)
     # G_0 = (2, 0), G_1 = (6, -4): 0 - .5 * (8, -4) / 2
@@ -52,21 +37,18 @@ def test_an_absent_client_counts_with_its_last_gradient() -> None:
     assert (engine.model.tolist(), engine.ledger.version) == ([-3, 2], 2)
     engine.advance()
     engine.ready(1, at=3.5)
-    engine.arrive(0, [-3, 2], at=4.0)
-    assert engine.model.tolist() == [-4.5, 3]  # G_0 = 0: - .5 * (6, -4) / 2
+    assert model_after(engine, 0, [-3, 2], at=4.0) == [-4.5, 3]  # G_0 = 0: - .5 * (6, -4) / 2
     engine.advance()
     engine.arrive(1, [-4.5, 3], at=5.0)
-    engine.arrive(0, [-3.5, 3], at=6.0)
-    assert engine.model.tolist() == [-4, 3]  # G_1 = 0 now, G_0 = (-2, 0): - .5 * (-2, 0) / 2
+    assert model_after(engine, 0, [-3.5, 3], at=6.0) == [-4, 3]  # G_1 = 0 now, G_0 = (-2, 0): - .5 * (-2, 0) / 2
     assert noted(engine, "heard") == [2, 1, 1, 2]
     assert noted(engine, "remembered") == [0, 1, 1, 0]
 
 
 def test_the_gradient_of_a_client_that_stays_away_is_given_up_after_evict_after_seconds() -> None:
-    engine = opened(Mifa(lr=0.5, evict_after=3.0), [0])
+    engine = started(Mifa(lr=0.5, evict_after=3.0), [0])
     engine.arrive(0, [-1], at=1.0)
-    engine.arrive(1, [-3], at=2.0, reachable=False)
-    assert engine.model.tolist() == [-2]  # G = 2, 6: - .5 * 8 / 2
+    assert model_after(engine, 1, [-3], at=2.0, reachable=False) == [-2]  # G = 2, 6: - .5 * 8 / 2
     engine.advance()
     engine.arrive(0, [-1], at=4.5)  # G_0 = (-2 + 1) / .5 = -2; G_1 = 6 still, after 2.5 s
     assert engine.model.tolist() == [-3]  # -2 - .5 * 4 / 2
@@ -75,57 +57,50 @@ def test_the_gradient_of_a_client_that_stays_away_is_given_up_after_evict_after_
     assert engine.model.tolist() == [-3.5]  # -3 - .5 * 2 / 2: N is still 2
     engine.advance()
     engine.back(1, at=5.5)
-    engine.arrive(0, [-4.5], at=6.0)
-    assert engine.model.tolist() == [-4]  # G_0 = 2 again
+    assert model_after(engine, 0, [-4.5], at=6.0) == [-4]  # G_0 = 2 again
     assert (noted(engine, "remembered"), noted(engine, "never_heard")) == ([0, 1, 0, 0], [0, 0, 1, 1])
 
 
 def test_with_average_heard_an_evicted_client_does_not_count() -> None:
-    engine = opened(Mifa(lr=0.5, evict_after=3.0, average="heard"), [0])
+    engine = started(Mifa(lr=0.5, evict_after=3.0, average="heard"), [0])
     engine.arrive(0, [-1], at=1.0)
     engine.arrive(1, [-3], at=2.0, reachable=False)
     engine.advance()
-    engine.arrive(0, [-3], at=5.0)  # G_0 = (-2 + 3) / .5 = 2, alone
-    assert engine.model.tolist() == [-3]  # -2 - .5 * 2 / 1
+    assert model_after(engine, 0, [-3], at=5.0) == [-3]  # G_0 = (-2 + 3) / .5 = 2, alone; -2 - .5 * 2 / 1
 
 
 def test_an_answer_that_was_not_used_yet_is_not_given_up() -> None:
-    engine = opened(Mifa(lr=0.5, evict_after=1.0), [0])
+    engine = started(Mifa(lr=0.5, evict_after=1.0), [0])
     engine.arrive(1, [-3], at=1.0, reachable=False)
-    engine.arrive(0, [-1], at=5.0)
-    assert engine.model.tolist() == [-2]  # G = 2 and 6, though client 1 is gone for 4 s
+    assert model_after(engine, 0, [-1], at=5.0) == [-2]  # G = 2 and 6, though client 1 is gone for 4 s
     engine.advance()
-    engine.arrive(0, [-3], at=6.0)
-    assert engine.model.tolist() == [-2.5]  # G_0 = 2 and nothing else: -2 - .5 * 2 / 2
+    assert model_after(engine, 0, [-3], at=6.0) == [-2.5]  # G_0 = 2 and nothing else: -2 - .5 * 2 / 2
 
 
 def test_a_lost_or_refused_client_keeps_its_gradient() -> None:
-    engine = opened(Mifa(lr=0.5), [0])
+    engine = started(Mifa(lr=0.5), [0])
     engine.arrive(0, [-1], at=1.0)
     engine.arrive(1, [-3], at=2.0)
     engine.advance()
     engine.refuse(1, at=3.0)
-    engine.arrive(0, [-1], at=4.0)
-    assert engine.model.tolist() == [-3]  # -2 - .5 * (-2 + 6) / 2
+    assert model_after(engine, 0, [-1], at=4.0) == [-3]  # -2 - .5 * (-2 + 6) / 2
 
 
 def test_a_round_without_reports_takes_no_step() -> None:
-    engine = opened(Mifa(lr=0.5), [0])
+    engine = started(Mifa(lr=0.5), [0])
     engine.arrive(0, [-1], at=1.0)
     engine.arrive(1, [-3], at=2.0)
     engine.advance()
     engine.lose(0, at=3.0)
     engine.lose(1, at=4.0)
-    engine.advance()
-    assert (engine.model.tolist(), at_work(engine)) == ([-2], [0, 1])
+    assert (model_at(engine), at_work(engine)) == ([-2], [0, 1])
 
 
 def test_a_newcomer_counts_in_n_from_when_it_appears() -> None:
-    engine = opened(Mifa(lr=0.5), [0])
+    engine = started(Mifa(lr=0.5), [0])
     engine.arrive(0, [-1], at=1.0)
     engine.join(2, at=1.5)
-    engine.arrive(1, [-2], at=2.0)
-    assert engine.model.tolist() == [-1]  # G = 2, 4 and nothing yet: - .5 * 6 / 3
+    assert model_after(engine, 1, [-2], at=2.0) == [-1]  # G = 2, 4 and nothing yet: - .5 * 6 / 3
     engine.advance()
     assert at_work(engine) == [0, 1, 2]
     engine.arrive(2, [-2], at=3.0)
@@ -137,25 +112,20 @@ def test_a_newcomer_counts_in_n_from_when_it_appears() -> None:
 
 def test_averaged_over_those_in_the_table_the_others_do_not_shorten_the_step() -> None:
     for average, expected in (("all", [-0.5]), ("heard", [-1.0])):
-        engine = opened(Mifa(lr=0.5, wait="no_wait", average=average), [0])
+        engine = started(Mifa(lr=0.5, wait="no_wait", average=average), [0])
         engine.lose(1, at=1.0, reachable=False)
-        engine.arrive(0, [-1], at=2.0)
-        assert engine.model.tolist() == expected  # G_0 = 2: - .5 * 2 / 2, or / 1
-
-
-# ---------------------------------------------------------------- the rate
+        assert model_after(engine, 0, [-1], at=2.0) == expected  # G_0 = 2: - .5 * 2 / 2, or / 1
 
 
 def test_clients_train_with_the_rate_the_server_divides_by() -> None:
-    engine = opened(Mifa(lr=0.25, work=LocalWork(steps=3)), [0])
+    engine = started(Mifa(lr=0.25, work=LocalWork(steps=3)), [0])
     assert [(job.work.lr, job.work.steps) for job in engine.ledger.open_jobs.values()] == [(0.25, 3), (0.25, 3)]
 
 
 def test_a_decreasing_rate_applies_to_clients_and_to_old_gradients() -> None:
-    engine = opened(Mifa(lr=1.0, decay=True), [0])
+    engine = started(Mifa(lr=1.0, decay=True), [0])
     engine.arrive(0, [-2], at=1.0)
-    engine.arrive(1, [-6], at=2.0, reachable=False)
-    assert engine.model.tolist() == [-4]  # t = 0, eta = 1: G = 2, 6: - 1 * 8 / 2
+    assert model_after(engine, 1, [-6], at=2.0, reachable=False) == [-4]  # t = 0, eta = 1: G = 2, 6: - 1 * 8 / 2
     engine.advance()
     assert [job.work.lr for job in engine.ledger.open_jobs.values()] == [0.5]
     engine.arrive(0, [-5], at=3.0)
@@ -167,18 +137,14 @@ def test_a_decreasing_rate_applies_to_clients_and_to_old_gradients() -> None:
 
 
 def test_a_late_gradient_is_divided_by_the_rate_its_client_had() -> None:
-    engine = opened(Mifa(lr=1.0, decay=True, wait="no_wait", epoch=1.0), [0])
+    engine = started(Mifa(lr=1.0, decay=True, wait="no_wait", epoch=1.0), [0])
     engine.arrive(0, [-2], at=1.0)
-    engine.advance()
-    assert engine.model.tolist() == [-1]  # G_0 = 2: - 1 * 2 / 2
+    assert model_at(engine) == [-1]  # G_0 = 2: - 1 * 2 / 2
     engine.arrive(0, [-2], at=1.5)
     engine.arrive(1, [-3], at=2.0)  # sent at 0 s, where eta = 1: G_1 = 3
     engine.advance()
     # eta = 1/2: G_0 = (-1 + 2) / .5 = 2: -1 - .5 * (2 + 3) / 2
     assert engine.model.tolist() == [-2.25]
-
-
-# ---------------------------------------------------------------- the start
 
 
 def waiting_for_client_1(**settings: Any) -> ScriptedEngine:
@@ -211,7 +177,7 @@ def test_without_waiting_the_table_begins_with_zeros() -> None:
 
 
 def test_a_first_job_that_was_lost_is_not_waited_for() -> None:
-    engine = opened(Mifa(lr=0.5), [0])
+    engine = started(Mifa(lr=0.5), [0])
     engine.arrive(0, [-1], at=1.0)
     engine.lose(1, at=2.0, reachable=False)
     assert committed(engine) == [[-0.5]]  # it has been available, and counts as 0
@@ -236,7 +202,7 @@ def test_one_that_never_comes_is_waited_for_so_many_rounds() -> None:
 
 
 def test_with_patience_spent_a_first_job_at_work_is_still_waited_for() -> None:
-    engine = opened(Mifa(lr=0.5, epoch=1.0, patience=0), [0])
+    engine = started(Mifa(lr=0.5, epoch=1.0, patience=0), [0])
     engine.arrive(0, [-1], at=1.0)
     engine.advance(2.0)
     assert committed(engine) == []
@@ -255,11 +221,8 @@ def test_the_start_waits_neither_for_newcomers_nor_without_known_clients() -> No
     assert committed(engine) == [[-0.5]]
 
 
-# ---------------------------------------------------------------- ticks, deadlines
-
-
 def test_at_every_tick_there_is_a_step_with_what_is_in_the_table() -> None:
-    engine = opened(Mifa(lr=0.5, wait="no_wait", epoch=1.0), [0])
+    engine = started(Mifa(lr=0.5, wait="no_wait", epoch=1.0), [0])
     engine.advance(1.0)
     assert committed(engine) == []  # nothing was ever heard
     engine.arrive(0, [-1], at=1.5)
@@ -277,7 +240,7 @@ def test_at_every_tick_there_is_a_step_with_what_is_in_the_table() -> None:
 
 
 def test_at_the_deadline_reports_count_and_late_updates_are_rejected() -> None:
-    engine = opened(Mifa(lr=0.5, wait="no_wait", deadline=5.0), [0])
+    engine = started(Mifa(lr=0.5, wait="no_wait", deadline=5.0), [0])
     engine.arrive(0, [-1], at=2.0)
     engine.advance(5.0)
     assert committed(engine) == [[-0.5]]
@@ -287,11 +250,8 @@ def test_at_the_deadline_reports_count_and_late_updates_are_rejected() -> None:
     assert committed(engine) == [[-0.5], [-0.5]]  # G_0 = 0, nothing of client 1
 
 
-# ---------------------------------------------------------------- statistics, reductions
-
-
 def test_statistics_are_the_mean_over_reports_and_counters_take_the_maximum() -> None:
-    engine = opened(Mifa(lr=0.5, wait="no_wait"), [0, 1, 3], {0: 10, 1: 30, 2: 20}, statistics=True)
+    engine = started(Mifa(lr=0.5, wait="no_wait"), [0, 1, 3], {0: 10, 1: 30, 2: 20}, statistics=True)
     engine.arrive(0, [-3, 2, 7], at=1.0)
     engine.lose(2, at=1.5, reachable=False)
     engine.arrive(1, [-3, 6, 4], at=2.0)

@@ -38,9 +38,6 @@ def nearest(G: Tensor, rho: float = 0.0) -> Tensor:
     return x
 
 
-# ---------------------------------------------------------------- worked by hand
-
-
 def test_a_vector_that_agrees_with_every_row_stays_as_it_is_to_the_last_bit() -> None:
     G = matrix((1.0, 0.0, 0.3), (0.0, 1.0, 0.0), (1.0, 1.0, -0.1), (0.1, 0.7, 0.9))
     assert torch.equal(nearest(G), G[-1])
@@ -151,9 +148,6 @@ def test_a_row_or_a_vector_whose_squared_length_is_lost_to_underflow_asks_for_no
         for z in (solve_three(G @ G.mT, rho=0.25), solve(G @ G.mT, rho=0.25)):
             assert z is not None
             assert z.tolist() == [0, 0, 0]
-
-
-# ---------------------------------------------------------------- against a reference
 
 
 def reference(G: Tensor, rho: float = 0.0) -> np.ndarray:

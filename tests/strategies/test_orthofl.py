@@ -31,18 +31,12 @@ from offbeat.testing import (
     random_script,
     tiny_world,
 )
+from strategies.scripted_runs import model_after, open_job, started
 
 A, B, C = 0, 1, 2
 TWO = {A: 10, B: 10}
 LAYERS: Layout = layout_of([("l1", (2,), "param"), ("l2", (1,), "param")])
 QUARTERS = {"beta": 0.5, "a": 1.0}  # beta_t = .5, .25, ...: short numbers
-
-
-def started(strategy: OrthoFL, model: list[float], clients: Mapping[int, int] = TWO, **world: bool) -> ScriptedEngine:
-    engine = ScriptedEngine(strategy, hand_world(model, clients, **world))
-    engine.start()
-    engine.advance()
-    return engine
 
 
 def on_layers(strategy: OrthoFL) -> ScriptedEngine:
@@ -54,7 +48,7 @@ def on_layers(strategy: OrthoFL) -> ScriptedEngine:
 
 
 def sent(engine: ScriptedEngine, client: int) -> Tensor:
-    return engine.ledger.open_jobs[engine.ledger.open_tickets[client]].base
+    return open_job(engine, client).base
 
 
 def noted(engine: ScriptedEngine) -> dict[str, float]:
@@ -64,9 +58,6 @@ def noted(engine: ScriptedEngine) -> dict[str, float]:
 
 def close(values: list[float], tolerance: float = 1e-9) -> object:
     return pytest.approx(values, abs=tolerance)
-
-
-# ---------------------------------------------------------------- spec 8.1
 
 
 def test_the_shift_loses_its_component_along_the_clients_update() -> None:
@@ -126,9 +117,6 @@ def notes(engine: ScriptedEngine) -> list[Mapping[str, float]]:
     return [action.values for entry in engine.log for action in entry.actions if isinstance(action, Note)]
 
 
-# ---------------------------------------------------------------- ablations
-
-
 def test_without_calibration_clients_are_sent_the_moving_average() -> None:
     engine = started(OrthoFL(calibrate=False, **QUARTERS), [0, 0])
     engine.arrive(A, [4, 0], at=1.0)
@@ -161,19 +149,16 @@ def test_without_the_moving_average_the_model_is_the_last_calibrated_clients() -
     engine = on_layers(OrthoFL(moving_average=False))
     # W is then the last weights sent to anybody, so the numbers are those of the chain
     for at, client, local, calibrated in [(1.0, A, [1, 0, 2], [1, 0, 2]), (2.0, B, [1, 1, 0], [1.5, 0.5, 0])]:
-        engine.arrive(client, local, at=at)
-        assert engine.model.tolist() == close(calibrated)
+        assert model_after(engine, client, local, at=at) == close(calibrated)
         assert sent(engine, client) is engine.model
-    engine.arrive(A, [2, 0.5, 2.5], at=3.0)
-    assert engine.model.tolist() == close([1.9, 0.7, 2.5])
+    assert model_after(engine, A, [2, 0.5, 2.5], at=3.0) == close([1.9, 0.7, 2.5])
     assert "beta_t" not in noted(engine)
 
 
 def test_with_neither_the_last_client_is_the_model() -> None:
     engine = started(OrthoFL(calibrate=False, moving_average=False), [0])
     engine.arrive(A, [4], at=1.0)
-    engine.arrive(B, [6], at=2.0)
-    assert engine.model.tolist() == [6]
+    assert model_after(engine, B, [6], at=2.0) == [6]
     assert sent(engine, B) is engine.model
 
 
@@ -210,8 +195,7 @@ def test_pairwise_works_layer_by_layer() -> None:
 def test_pairwise_without_the_moving_average_evaluates_the_chain() -> None:
     engine = started(OrthoFL(projection="pairwise", moving_average=False), [0, 0])
     engine.arrive(A, [2, 0], at=1.0)
-    engine.arrive(B, [3, 4], at=2.0)
-    assert engine.model.tolist() == [2, 4]
+    assert model_after(engine, B, [3, 4], at=2.0) == [2, 4]
     assert sent(engine, B) is engine.model
 
 
@@ -234,9 +218,6 @@ def test_pairwise_forgets_what_a_lost_client_did_after_evict_after_seconds() -> 
 def test_only_pairwise_keeps_anything_of_the_lost() -> None:
     with pytest.raises(ConfigError, match="applies only to projection = 'pairwise'"):
         OrthoFL(evict_after=1.0)
-
-
-# ---------------------------------------------------------------- what is calibrated, and against what
 
 
 def test_a_client_alone_is_sent_exactly_what_it_returned() -> None:
@@ -286,7 +267,7 @@ def test_staleness_counts_from_the_last_communication_though_the_reply_waited_fo
     assert noted(engine)["s"] == 1
     assert engine.model.tolist() == [2, 4]
     engine.advance()
-    ticket = engine.ledger.open_jobs[engine.ledger.open_tickets[p]]
+    ticket = open_job(engine, p)
     assert (ticket.base.tolist(), ticket.base_version) == ([4, 0], 2)
     assert p not in engine.state.replies
     engine.arrive(p, [8, 0], at=3.0)
@@ -336,9 +317,6 @@ def test_in_every_script_a_reply_differs_from_the_update_by_something_orthogonal
                 assert torch.equal(reply, local)
         calibrated += not torch.equal(replies[0], event.local)
     assert calibrated > 3
-
-
-# ---------------------------------------------------------------- who starts anew
 
 
 def starts_anew(engine: ScriptedEngine, client: int) -> bool:
@@ -417,9 +395,6 @@ def test_an_update_over_the_limit_of_staleness_is_rejected_and_its_client_starts
     assert starts_anew(engine, B)
 
 
-# ---------------------------------------------------------------- statistics
-
-
 def test_a_reply_keeps_the_clients_own_statistics_and_the_model_mixes_them() -> None:
     engine = started(OrthoFL(**QUARTERS), [0, 0, 2, 5], statistics=True)
     engine.arrive(A, [4, 0, 6, 3], at=1.0)
@@ -434,8 +409,7 @@ def test_a_reply_keeps_the_clients_own_statistics_and_the_model_mixes_them() -> 
 def test_without_the_moving_average_statistics_are_the_clients_and_counters_never_fall() -> None:
     engine = started(OrthoFL(moving_average=False), [0, 0, 2, 5], statistics=True)
     local = torch.tensor([4.0, 0, 6, 3], dtype=torch.float64)
-    engine.arrive(A, local, at=1.0)
-    assert engine.model.tolist() == [4, 0, 6, 5]
+    assert model_after(engine, A, local, at=1.0) == [4, 0, 6, 5]
     assert local.tolist() == [4, 0, 6, 3]  # what was received stays as it was
     assert sent(engine, A) is engine.model
 
@@ -446,9 +420,6 @@ def test_pairwise_sends_the_clients_own_statistics_too() -> None:
     engine.arrive(B, [3, 4, 8, 9], at=2.0)
     assert sent(engine, B).tolist() == [4, 4, 8, 9]
     assert engine.model.tolist() == [2.25, 1, 5, 9]
-
-
-# ---------------------------------------------------------------- memory
 
 
 def test_snapshots_are_the_published_tensors_themselves() -> None:
@@ -504,9 +475,6 @@ def test_the_chain_is_kept_only_where_it_is_used_and_snapshots_only_where_they_a
     assert engine.state.chain is sent(engine, A)
     assert len(engine.state.snapshots) == 0
     assert started(OrthoFL(), [0, 0]).state.chain is None
-
-
-# ---------------------------------------------------------------- settings
 
 
 def test_clients_are_sent_the_work_they_are_given() -> None:
