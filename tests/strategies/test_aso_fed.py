@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import Commit, Dispatch, LocalJob, LocalWork, Note, World
-from offbeat.core.strategies import REGISTRY
 from offbeat.core.strategies.aso_fed import AsoFed, DecayedGradients, attend, first_layer
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.vector import Layout
@@ -552,39 +550,9 @@ def test_updates_of_one_instant_are_added_one_by_one() -> None:
     assert engine.ledger.version == 2
 
 
-def test_at_most_so_many_clients_are_in_flight() -> None:
-    engine = started(AsoFed(concurrency=2), hand_world([0.0], dict.fromkeys(range(5), 10)))
-    for at in range(1, 20):
-        assert len(engine.ledger.open_tickets) == 2
-        engine.arrive(min(engine.ledger.open_tickets, key=engine.ledger.open_tickets.__getitem__), [1.0], at=float(at))
-        engine.advance()
-    assert len(engine.ledger.job_counts) == 5
-
-
 def test_the_dispatched_work_has_the_strategys_rate_and_rule() -> None:
     engine = started(AsoFed(lr=0.25, lam=0.5, work=LocalWork(epochs=3)), hand_world([0.0], TWO))
     assert open_job(engine, 0).work == LocalWork(epochs=3, lr=0.25, rule=DecayedGradients(beta=0.001, lam=0.5))
-
-
-def test_the_defaults_are_the_papers() -> None:
-    strategy = REGISTRY["aso_fed"]()
-    assert strategy == AsoFed(beta=0.001, lam=1.0, lr=0.001, dynamic_step=True, feature="view", h_order="eq", axis=1)
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ({"beta": 1.0}, r"beta = 1.0: must lie in \[0, 1\)"), ({"beta": -0.1}, "beta"), ({"lam": -1.0}, "lam = -1.0"),
-        ({"lr": 0.0}, "lr = 0.0"), ({"lr": float("inf")}, "lr = inf"), ({"feature": "on"}, "feature = 'on'"),
-        ({"h_order": "paper"}, "h_order = 'paper'"),
-        ({"axis": 2}, "axis = 2"), ({"concurrency": 0}, "concurrency = 0"),
-        ({"work": LocalWork(lr=0.1)}, "work.lr = 0.1"),
-        ({"work": LocalWork(rule=DecayedGradients(beta=0.1, lam=0.0))}, "work.rule"),
-    ],
-)  # fmt: skip
-def test_settings_that_cannot_be_meant_are_refused(setting: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        AsoFed(**setting)
 
 
 def test_feature_off_may_be_written_as_yaml_reads_it() -> None:

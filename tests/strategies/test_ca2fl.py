@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import ClientReady, Commit, Note, UpdateArrived
 from offbeat.core.strategies.ca2fl import CA2FL
 from offbeat.core.strategies.fedbuff import FedBuff
@@ -232,20 +231,3 @@ def test_the_running_mean_does_not_wander_from_the_caches() -> None:
                 / 3
             )
             torch.testing.assert_close(engine.state.h.double(), mean, rtol=1e-5, atol=1e-6)
-
-
-def test_at_most_so_many_clients_are_in_flight() -> None:
-    engine = started(CA2FL(k=3, concurrency=2), [0], dict.fromkeys(range(5), 10))
-    for at in range(1, 25):
-        assert len(engine.ledger.open_tickets) == 2
-        engine.arrive(min(engine.ledger.open_tickets, key=engine.ledger.open_tickets.__getitem__), [1.0], at=float(at))
-        engine.advance()
-    assert engine.ledger.version == 8  # 24 updates, three a step
-    assert len(engine.ledger.job_counts) == 5
-
-
-@pytest.mark.parametrize("settings", [{"k": 0}, {"lr": 0.0}, {"concurrency": 0}])
-def test_settings_out_of_range_are_refused(settings: dict[str, float]) -> None:
-    with pytest.raises(ConfigError):
-        CA2FL(**settings)
-    assert CA2FL() == CA2FL(k=10, lr=1.0)

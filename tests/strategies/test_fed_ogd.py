@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import Commit, LocalJob, LocalWork, Note, Phase, World
 from offbeat.core.strategies.fed_ogd import FedOGD, Orthogonal, OrthogonalDifference
@@ -322,12 +321,6 @@ def test_a_report_that_waits_for_its_tick_is_not_given_up() -> None:
     assert close(engine.model, [-1.5])
     engine.advance(8.0)
     assert close(engine.model, [-2.5])  # .5 * 4 / 2
-
-
-@pytest.mark.parametrize("settings", [{"cache": False}, {"upload": "difference"}])
-def test_there_is_nothing_to_give_up_where_nothing_is_cached(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="the server has caches only with"):
-        FedOGD(evict_after=2.0, **settings)
 
 
 def test_before_anything_was_reported_nothing_is_committed() -> None:
@@ -703,25 +696,3 @@ def test_clients_train_with_the_rate_their_gradient_is_divided_by() -> None:
     work = engine.ledger.open_jobs[0].work
     assert (work.lr, work.epochs, work.rule) == (0.03, 2, Orthogonal())
     assert FedOGD(lr_local=0.03, work=LocalWork(lr=0.03)).work.lr == 0.03
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"lr_local": 0.0},
-        {"lr_global": -1.0},
-        {"lr_global": float("inf")},
-        {"epoch": 0.0},
-        {"project": "never"},
-        {"combine": "sum"},
-        {"upload": "model"},
-        {"cache": False, "upload": "difference"},
-        {"concurrency": 0},
-        {"work": LocalWork(lr=0.5)},
-        {"work": LocalWork(rule=Orthogonal())},
-    ],
-    ids=str,
-)
-def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(reversed(settings))):
-        FedOGD(**settings)

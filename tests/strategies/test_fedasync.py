@@ -5,7 +5,6 @@ from dataclasses import fields, replace
 
 import pytest
 
-from offbeat.core.errors import ConfigError
 from offbeat.core.local_rules import Proximal
 from offbeat.core.parts.staleness import Hinge, Polynomial
 from offbeat.core.protocol import LocalWork, Reject
@@ -103,13 +102,6 @@ def test_in_the_delta_form_statistics_may_be_replaced_by_the_clients() -> None:
     assert engine.model.tolist() == [2, 7, 7]
 
 
-def test_replaced_statistics_belong_to_the_delta_form() -> None:
-    with pytest.raises(ConfigError, match="statistics = 'replace'"):
-        FedAsync(statistics="replace")
-    with pytest.raises(ConfigError, match="statistics = 'mean'"):
-        FedAsync(mode="delta", statistics="mean")  # type: ignore[arg-type]
-
-
 def test_an_update_over_the_limit_of_staleness_is_rejected_and_its_client_served_again() -> None:
     engine = started(FedAsync(alpha=0.5, max_staleness=1), [0])
     engine.arrive(0, [2], at=1.0)
@@ -158,29 +150,6 @@ def test_the_client_is_pulled_towards_its_base() -> None:
     assert {ticket.work.rule for ticket in engine.ledger.open_jobs.values()} == {Proximal(mu=0.005)}
     engine = started(FedAsync(rho=0.0, work=LocalWork(epochs=2)), [0])
     assert {ticket.work for ticket in engine.ledger.open_jobs.values()} == {LocalWork(epochs=2)}
-
-
-def test_at_most_so_many_clients_are_in_flight() -> None:
-    engine = started(FedAsync(concurrency=2), [0], dict.fromkeys(range(5), 10))
-    for at in range(1, 20):
-        assert len(engine.ledger.open_tickets) == 2
-        engine.arrive(min(engine.ledger.open_tickets, key=engine.ledger.open_tickets.__getitem__), [1.0], at=float(at))
-        assert len(engine.ledger.open_tickets) == 1  # the seat is given away when the instant is over
-        engine.advance()
-    assert len(engine.ledger.job_counts) == 5  # everybody had a turn
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"alpha": 0.0}, {"alpha": 1.5}, {"mode": "mean"}, {"client_weight": "equal"},
-        {"mode": "delta", "client_weight": "size"},
-        {"max_staleness": -1}, {"concurrency": 0}, {"staleness": "polynom"}, {"staleness": 0.5},
-    ],
-)  # fmt: skip
-def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        FedAsync(**settings)
 
 
 def test_a_short_name_is_the_staleness_function() -> None:

@@ -5,8 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from offbeat.core.errors import ConfigError
-from offbeat.core.local_rules import PLAIN_RULE, Proximal
+from offbeat.core.local_rules import Proximal
 from offbeat.core.protocol import Commit, LocalWork, Note, Strategy
 from offbeat.core.strategies.fedat import FedAT
 from offbeat.core.strategies.fedavg import FedAvg
@@ -342,16 +341,3 @@ def test_one_tier_is_fedavg_and_with_the_pull_fedprox(seed: int, smooth: int) ->
         one, two = committed(tiered, seed), committed(plain, seed)
         assert len(one) == len(two) > 3
         assert all(map(torch.equal, one, two))
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"lam": -0.1}, {"tiers": 0}, {"tiers": None}, {"ratio": 0.5}, {"ratio": 2.0, "tiers": 3}, {"smooth": 2},
-        {"retier": 0},
-        {"sample": 0}, {"deadline": 0.0}, {"work": LocalWork(rule=PLAIN_RULE)},
-    ],
-)  # fmt: skip
-def test_settings_out_of_range_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        FedAT(**settings)

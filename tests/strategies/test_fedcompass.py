@@ -15,7 +15,6 @@ from torch import Tensor
 
 from offbeat.core.client_environment import JobTiming
 from offbeat.core.draws import uniform
-from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import Commit, Dispatch, LocalWork, Note, Reject, Strategy, UpdateArrived, World
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedcompass import FedCompass
@@ -431,28 +430,6 @@ def test_concurrency_is_limited_and_all_clients_are_served() -> None:
 def test_the_work_keeps_its_rate_and_gets_its_steps_from_the_scheduler() -> None:
     engine = started(FedCompass(**SHORT, work=LocalWork(lr=0.25)), [0.0])
     assert {job.work for job in engine.ledger.open_jobs.values()} == {LocalWork(steps=1, lr=0.25)}
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"alpha": 0.0}, {"alpha": 1.1}, {"a": -0.5}, {"mu": 1.0}, {"mu": -0.1}, {"weights": "size"},
-        {"max_staleness": -1},
-        {"concurrency": 0}, {"q_min": 0}, {"q_max": 19}, {"latest": 0.5}, {"speed": "mean"}, {"create": "now"},
-        {"discount": "never"},
-        {"statistics": "mean"},
-    ],
-)  # fmt: skip
-def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any]) -> None:
-    (name,) = settings
-    with pytest.raises(ConfigError, match=f"{name} = "):
-        FedCompass(**settings)
-
-
-@pytest.mark.parametrize("work", [LocalWork(steps=5), LocalWork(epochs=1)])
-def test_steps_of_ones_own_are_refused(work: LocalWork) -> None:
-    with pytest.raises(ConfigError, match="the scheduler sets the steps"):
-        FedCompass(work=work)
 
 
 def test_the_statistics_of_a_first_arrival_are_mixed_in_like_its_update() -> None:

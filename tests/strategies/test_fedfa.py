@@ -4,7 +4,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import Commit, Note, UpdateArrived
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedfa import FedFa
@@ -134,20 +133,3 @@ def test_once_the_queue_is_full_a_delta_moves_the_model_by_its_kth_part(seed: in
                     torch.testing.assert_close((action.model - before)[params], moved, rtol=1e-12, atol=1e-12)
                 before, seen = action.model, seen + 1
     assert seen > 3
-
-
-def test_at_most_so_many_clients_are_in_flight() -> None:
-    engine = started(FedFa(k=3, concurrency=2), [0], dict.fromkeys(range(5), 10))
-    for at in range(1, 25):
-        assert len(engine.ledger.open_tickets) == 2
-        engine.arrive(min(engine.ledger.open_tickets, key=engine.ledger.open_tickets.__getitem__), [1.0], at=float(at))
-        engine.advance()
-    assert engine.ledger.version == 22  # 24 updates, the first two of which only fill the queue
-    assert len(engine.ledger.job_counts) == 5
-
-
-@pytest.mark.parametrize("settings", [{"k": 0}, {"queue": "gradients"}, {"concurrency": 0}])
-def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        FedFa(**settings)
-    assert FedFa().k == 5

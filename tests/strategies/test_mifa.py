@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 import torch
 
-from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import Commit, LocalWork, Note, Reject
 from offbeat.core.strategies.fed_ogd import FedOGD
 from offbeat.core.strategies.fedavg import FedAvg
@@ -290,15 +289,3 @@ def test_the_running_sum_is_the_sum_of_the_table(settings: dict[str, Any]) -> No
     whole = sum(state.table[client] for client in state.table)
     torch.testing.assert_close(state.total.total, whole, rtol=0, atol=1e-10)
     assert engine.ledger.version > 20
-
-
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"lr": 0.0}, {"wait": "yes"}, {"patience": -1}, {"average": "none"}, {"epoch": 0.0}, {"deadline": -1.0},
-        {"epoch": 1.0, "deadline": 1.0}, {"lr": 0.1, "work": LocalWork(lr=0.2)},
-    ],
-)  # fmt: skip
-def test_settings_that_cannot_be_meant_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        Mifa(**settings)
