@@ -151,9 +151,6 @@ def test_every_strategy_of_the_registry_keeps_every_law(name: str, settings: dic
         assert finding.passed, finding
 
 
-# ---------------------------------------------------------------- broken on purpose
-
-
 @dataclass
 class State:
     model: Tensor

@@ -49,9 +49,6 @@ def kept(engine: ScriptedEngine, client: int) -> list[float]:
     return engine.memory[client][CLIENT_STATISTICS].tolist()
 
 
-# ---------------------------------------------------------------- a job
-
-
 def test_a_client_goes_on_with_its_own_statistics_and_sends_back_those_it_was_sent() -> None:
     world = hand_world([0, 2, 0], TWO, statistics=True)
     engine = ScriptedEngine(FedAsync(alpha=0.5, staleness="constant"), world, train=moved(world.layout))
@@ -154,9 +151,6 @@ def test_a_sketch_is_of_what_is_uploaded_so_that_the_server_can_compare_it() -> 
     assert seen == [[0, 1, 0]]
 
 
-# ---------------------------------------------------------------- every method
-
-
 @pytest.mark.parametrize("name", [name for name in REGISTRY if name != "global"])
 @pytest.mark.parametrize("pattern", ["calm", "losses", "newcomers"])
 def test_the_servers_statistics_stay_what_the_model_came_with_to_the_last_bit(name: str, pattern: str) -> None:
@@ -192,9 +186,6 @@ def test_the_laws_hold_where_clients_keep_their_statistics(monkeypatch: pytest.M
             assert finding.passed, finding
 
 
-# ---------------------------------------------------------------- the gate
-
-
 def admitted(memory: dict[str, Tensor], **settings: Any) -> bool:
     """Is the update let through, and its memory with it?"""
     world = hand_world([0, 2, 0], TWO, statistics=True)
@@ -212,9 +203,6 @@ def test_the_gate_lets_own_statistics_pass_that_are_as_long_as_they_should_be_an
     assert not admitted(own(6, 1, 2), local_statistics=True)
     assert not admitted(own(float("nan"), 1), local_statistics=True)
     assert not admitted(own(6, 1))  # nobody asked for them: they are dropped
-
-
-# ---------------------------------------------------------------- evaluation
 
 
 class Speeds:
@@ -308,8 +296,6 @@ def test_stopped_after_every_event_and_resumed_each_client_has_its_own_again(tmp
     assert (engine.trace.digest(), done.metrics) == (whole.trace.digest(), outcome.metrics)
     trace.close()
 
-
-# ---------------------------------------------------------------- whole runs
 
 OWN = Training(bn="local", lr=0.125, batch=2, epochs=1)
 RUN: dict[str, Any] = {"delays": [2.0, 3.0], "until": "30s", "evaluate_every": 10.0}

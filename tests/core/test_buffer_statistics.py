@@ -87,8 +87,6 @@ def test_a_buffer_sums_weighted_deltas_and_gathers_statistics_of_the_locals() ->
     assert new.tolist() == pytest.approx([0, 3, 4])  # (1 * 2 + 0.5 * 5) / 1.5
 
 
-# ---------------------------------------------------------------- the hull, to the last bit
-
 floats = st.floats(min_value=-(2.0**100), max_value=2.0**100, width=32)
 dtypes = st.sampled_from([torch.float32, torch.float64])
 

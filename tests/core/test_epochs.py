@@ -53,9 +53,6 @@ def at_work(engine: ScriptedEngine) -> list[int]:
     return sorted(engine.ledger.open_tickets)
 
 
-# ---------------------------------------------------------------- ticks
-
-
 def test_all_clients_are_served_at_time_zero_and_wait_for_the_tick_after_reporting() -> None:
     engine = started(epoch=5.0)
     assert at_work(engine) == [0, 1, 2]
@@ -141,9 +138,6 @@ def test_with_a_limit_some_wait_and_all_get_their_turn() -> None:
         engine.advance(5.0 * k)
     assert len(engine.ledger.job_counts) == 5
     assert sum(engine.ledger.job_counts.values()) == 2 * 20
-
-
-# ---------------------------------------------------------------- measuring the epoch
 
 
 def test_of_three_first_jobs_the_second_to_come_back_is_the_median_and_its_arrival_the_first_tick() -> None:
@@ -243,9 +237,6 @@ def test_jobs_that_take_no_time_still_leave_an_epoch_of_some_length() -> None:
     engine = started(epoch=None, clients=1)
     engine.arrive(0, at=0.0)
     assert engine.state.epochs.length == 1.0
-
-
-# ---------------------------------------------------------------- arithmetic
 
 
 @given(st.floats(0.0, 1e6), st.floats(1e-3, 1e3))

@@ -126,9 +126,6 @@ def test_work_that_cannot_be_meant_is_refused(setting: dict[str, Any]) -> None:
         LocalWork(**setting)
 
 
-# ---------------------------------------------------------------- proximal
-
-
 def test_the_proximal_pull_is_the_gradient_of_the_squared_distance() -> None:
     job = job_at(1, 1, 9, 1)
     d, _ = Proximal(mu=0.5).direction(job, vector(3, 1, 0), lambda point: vector(1, 1, 1), None)
@@ -155,9 +152,6 @@ def test_a_pull_is_not_put_on_top_of_another_rule() -> None:
         with_proximal(LocalWork(rule=Proximal(mu=1.0)), 0.1)
     with pytest.raises(ConfigError, match="0 or more"):
         Proximal(mu=-1.0)
-
-
-# ---------------------------------------------------------------- the tiny clients of the test kit
 
 
 def tiny_job(layout: Layout, work: LocalWork = LocalWork(), memory: Mapping[str, Tensor] | None = None) -> Job:

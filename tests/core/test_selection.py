@@ -35,9 +35,6 @@ def seats_of(clients: range, limit: int | None, seed: int) -> tuple[Seats, list[
     return seats, chosen
 
 
-# ---------------------------------------------------------------- the pool
-
-
 def test_a_pool_adds_removes_and_draws_each_client_once() -> None:
     pool = IdleClients()
     for client in (4, 7, 9, 7):
@@ -60,9 +57,6 @@ def test_a_pool_is_the_same_after_its_places_are_rebuilt() -> None:
     again = IdleClients(members=pool.members[:])
     assert again.positions == pool.positions
     assert [pool.draw(0) for _ in range(5)] == [again.draw(0) for _ in range(5)]
-
-
-# ---------------------------------------------------------------- seats
 
 
 def test_without_a_limit_ready_clients_are_served_at_once() -> None:
@@ -128,9 +122,6 @@ def test_over_a_long_run_the_client_that_just_answered_has_the_same_chance() -> 
     assert all(abs(count - 250) < 55 for count in counts.values())
 
 
-# ---------------------------------------------------------------- holding
-
-
 def test_a_held_client_is_served_only_when_released() -> None:
     seats, _ = seats_of(range(2), None, seed=0)
     next_clients(seats, arrived(0), None, 0)
@@ -182,9 +173,6 @@ def test_released_clients_compete_for_seats_where_there_is_a_limit() -> None:
     next_clients(seats, ready(0, 1.0), 1, 0)
     assert release(seats, 1, 1.0) == ([], [SetTimer(SELECT, 1.0)])
     assert next_clients(seats, TimerFired(1.0, SELECT), 1, 0)[0] == chosen == [0]
-
-
-# ---------------------------------------------------------------- sample sizes
 
 
 @pytest.mark.parametrize(

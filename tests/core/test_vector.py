@@ -133,9 +133,6 @@ def test_layouts_of_equal_slices_are_equal() -> None:
     assert Layout.of(normed()) != Layout.of(Tied())
 
 
-# ---------------------------------------------------------------- binding
-
-
 def test_a_bound_module_moves_with_its_vector() -> None:
     module = normed()
     binding = Binding(module)

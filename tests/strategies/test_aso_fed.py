@@ -29,7 +29,7 @@ from offbeat.scenario.streaming import Growing
 from offbeat.testing import ScriptedEngine, hand_world, layout_of, play, random_script, tiny_world
 from offbeat.testing.tiny_worlds import Sgd
 from offbeat.training.descent import descend, make_local_job
-from strategies.scripted_runs import actions, model_after, open_job
+from strategies.scripted_runs import actions, model_after, open_job, start
 
 TWO = {0: 30, 1: 70}  # N' = 100
 LAYER = layout_of([("layer", (2, 2), "param")])
@@ -43,9 +43,7 @@ def world(model: Tensor = START, layout: Layout = LAYER, clients: dict[int, int]
 
 
 def started(strategy: AsoFed, given: World, train: Callable[[Job], Result] | None = None) -> ScriptedEngine:
-    engine = ScriptedEngine(strategy, given, train)
-    engine.start()
-    engine.advance()
+    engine = start(ScriptedEngine(strategy, given, train))
     return engine
 
 

@@ -3,7 +3,7 @@
 from offbeat.core.protocol import Commit, LocalWork
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.testing import ScriptedEngine, hand_world
-from strategies.scripted_runs import TWO, at_work, model_after, model_at, open_job, rejected, started
+from strategies.scripted_runs import TWO, at_work, model_after, model_at, open_job, rejected, start, started
 
 FOUR = {0: 10, 1: 10, 2: 10, 3: 10}
 
@@ -133,9 +133,7 @@ def test_the_slowest_client_has_its_chance_in_every_round() -> None:
     """Without waiting for the end of the instant, the client that closes a round could never be in the next."""
     again = 0
     for seed in range(60):
-        engine = ScriptedEngine(FedAvg(sample=2), hand_world([0], FOUR, seed=seed))
-        engine.start()
-        engine.advance()
+        engine = start(ScriptedEngine(FedAvg(sample=2), hand_world([0], FOUR, seed=seed)))
         fast, slow = at_work(engine)
         engine.arrive(fast, [1], at=1.0)
         engine.arrive(slow, [1], at=2.0)

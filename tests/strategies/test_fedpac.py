@@ -26,7 +26,7 @@ from offbeat.testing import ScriptedEngine, layout_of
 from offbeat.training.client_data import ClientData
 from offbeat.training.trainer import Trainer, Training
 from strategies import messages
-from strategies.scripted_runs import TWO, actions, model_after, open_job
+from strategies.scripted_runs import TWO, actions, model_after, open_job, start
 
 # one feature, two classes: the model is (theta; phi_0, phi_1)
 PARAMS = [("body.weight", (1, 1), "param"), ("head.weight", (2, 1), "param")]
@@ -44,9 +44,7 @@ def extras(h: Any, v: float, means: Any = (0, 0), counts: Any = (1, 1)) -> dict[
 def opened(strategy: Any, model: list[float], clients: dict[int, int], *, statistics: bool = False) -> ScriptedEngine:
     """The engine with its first round open at time 0."""
     layout = layout_of([*PARAMS, *STATISTICS] if statistics else PARAMS)
-    engine = ScriptedEngine(strategy, World(model=vector(*model), layout=layout, clients=clients))
-    engine.start()
-    engine.advance()
+    engine = start(ScriptedEngine(strategy, World(model=vector(*model), layout=layout, clients=clients)))
     return engine
 
 
@@ -114,9 +112,7 @@ def test_means_of_many_clients_keep_their_size_in_half_precision() -> None:
     """200 clients with 10 examples a class: sums of 600 and 2,000, to which bfloat16 cannot add 3 or 10."""
     clients = dict.fromkeys(range(200), 20)
     world = World(model=torch.zeros(3, dtype=torch.bfloat16), layout=layout_of(PARAMS), clients=clients)
-    engine = ScriptedEngine(FedPAC(combine=False), world)
-    engine.start()
-    engine.advance()
+    engine = start(ScriptedEngine(FedPAC(combine=False), world))
     told = {name: x.bfloat16() for name, x in extras(h=(0, 0), v=1, means=(0.3, 3), counts=(10, 10)).items()}
     for client in clients:
         engine.arrive(client, torch.zeros(3, dtype=torch.bfloat16), at=1.0, extras=told)

@@ -11,7 +11,7 @@ from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.fedprox import FedProx
 from offbeat.testing import ScriptedEngine, hand_world, play, random_script, tiny_world
 from offbeat.training.descent import make_local_job
-from strategies.scripted_runs import TWO, actions, open_job
+from strategies.scripted_runs import TWO, actions, open_job, start
 
 
 def descended(job: LocalJob, rule: Proximal, c: Tensor, steps: int) -> Tensor:
@@ -52,9 +52,7 @@ def test_two_rounds_of_pulled_clients_and_their_mean() -> None:
             job.ticket, descended(make_local_job(job, world.layout, 0.5), job.work.rule, c, 2), job.num_examples, 2
         )
 
-    engine = ScriptedEngine(FedProx(mu=0.5), world, train=train)
-    engine.start()
-    engine.advance()
+    engine = start(ScriptedEngine(FedProx(mu=0.5), world, train=train))
     engine.arrive(0, at=1.0)
     engine.arrive(1, at=2.0)
     # from s towards c: s + .5 (c - s), then + .5 (.5 (c - s) - .5 * .5 (c - s)): s + .625 (c - s)
@@ -70,18 +68,14 @@ def test_two_rounds_of_pulled_clients_and_their_mean() -> None:
 
 def test_only_trainable_entries_are_pulled() -> None:
     world = hand_world([1, 2, 3], TWO, statistics=True)
-    engine = ScriptedEngine(FedProx(), world)
-    engine.start()
-    engine.advance()
+    engine = start(ScriptedEngine(FedProx(), world))
     job = open_job(engine, 0)
     assert make_local_job(job, world.layout, 0.5).start.tolist() == [1]
     assert job.work.rule == Proximal(mu=0.1)
 
 
 def test_every_update_notes_the_drift_of_its_client() -> None:
-    engine = ScriptedEngine(FedProx(), hand_world([1, 1, 0, 0], TWO, statistics=True))
-    engine.start()
-    engine.advance()
+    engine = start(ScriptedEngine(FedProx(), hand_world([1, 1, 0, 0], TWO, statistics=True)))
     engine.arrive(1, [4, 5, 100, 100], at=1.0)
     notes = actions(engine, Note)
     assert notes == [Note({"drift": 5.0}, ticket=1)]  # |(3, 4)|

@@ -21,7 +21,7 @@ from offbeat.core.strategies.fedpsa import sketch as sketching
 from offbeat.core.strategies.fedpsa.sketch import GaussianSketch, Sketched
 from offbeat.testing import ScriptedEngine, hand_world, parse_script, play, random_script, tiny_layout, tiny_world
 from strategies import messages
-from strategies.scripted_runs import TWO, at_work, model_after, noted, open_job
+from strategies.scripted_runs import TWO, at_work, model_after, noted, open_job, start
 
 THREE = {0: 10, 1: 10, 2: 10}
 
@@ -34,9 +34,7 @@ def itself(vector: Tensor) -> Tensor:
 def started(
     strategy: FedPSA, model: list[float], clients: dict[int, int] = TWO, probe: Any = itself, **world: bool
 ) -> ScriptedEngine:
-    engine = ScriptedEngine(strategy, replace(hand_world(model, clients, **world), probe=probe))
-    engine.start()
-    engine.advance()
+    engine = start(ScriptedEngine(strategy, replace(hand_world(model, clients, **world), probe=probe)))
     return engine
 
 

@@ -23,15 +23,16 @@ from offbeat.testing.tiny_worlds import Sgd
 from offbeat.training.client_data import ClientData
 from offbeat.training.descent import descend, make_local_job
 from offbeat.training.trainer import Trainer, Training
-from strategies.scripted_runs import TWO, open_job, started
+from strategies.scripted_runs import TWO, open_job, start, started
 
 
-def answer(engine: ScriptedEngine, *deltas: Sequence[float]) -> None:
+def answer(engine: ScriptedEngine, *deltas: Sequence[float]) -> Tensor:
     """Clients 0, 1, ... answer one second apart, with locals so far below what they were sent; the next round opens."""
     for client, delta in enumerate(deltas):
         base = open_job(engine, client).base
         engine.arrive(client, base - torch.as_tensor(delta, dtype=base.dtype), at=engine.now + 1.0)
     engine.advance()
+    return engine.model
 
 
 def notes(engine: ScriptedEngine) -> list[dict[str, float]]:
@@ -100,17 +101,14 @@ def test_a_client_that_is_away_is_remembered() -> None:
 
 def test_the_step_is_scaled_by_lr_global_and_the_momentum_is_not() -> None:
     engine = started(GradMA(beta1=0.5, lr_global=0.5), [0, 0])
-    answer(engine, [4, 0], [-4, 4])
-    close(engine.model, [0, -1.5])
+    close(answer(engine, [4, 0], [-4, 4]), [0, -1.5])
     close(engine.state.momentum, [0, 3])
 
 
 def test_each_tensor_has_a_program_of_its_own() -> None:
     layout = layout_of([("a", (1,), "param"), ("b", (1,), "param")])
     world = replace(hand_world([0, 0], TWO), layout=layout)
-    engine = ScriptedEngine(GradMA(), world)
-    engine.start()
-    engine.advance()
+    engine = start(ScriptedEngine(GradMA(), world))
     answer(engine, [4, 1], [-4, 9])
     # acc = (-2, 7). As one tensor: <acc, D_0> = -1. Apart: in a, 4 and -4 object to each other, so m~_a = 0; in b both
     # agree, m~_b = 7
@@ -121,9 +119,7 @@ def test_each_tensor_has_a_program_of_its_own() -> None:
 def test_a_tensor_that_a_client_did_not_move_gives_no_row() -> None:
     layout = layout_of([("a", (1,), "param"), ("b", (2,), "param")])
     world = replace(hand_world([0, 0, 0], TWO), layout=layout)
-    engine = ScriptedEngine(GradMA(), world)
-    engine.start()
-    engine.advance()
+    engine = start(ScriptedEngine(GradMA(), world))
     answer(engine, [0, 4, 0], [2, -4, 4])
     # a: (0 + 30 * 2) / 40 = 3/2, only client 1 has a row there; b: as in the first test
     close(engine.model, [-1.5, 0, -3])
@@ -143,15 +139,13 @@ def test_a_margin_asks_the_server_for_more_than_no_conflict() -> None:
 def test_where_the_program_fails_the_momentum_is_used_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gradma, "solve_each", lambda grams, rho: [None] * len(grams))
     engine = started(GradMA(), [0, 0])
-    answer(engine, [4, 0], [-4, 4])
-    close(engine.model, [2, -3])
+    close(answer(engine, [4, 0], [-4, 4]), [2, -3])
     assert notes(engine)[0] == {"rows": 2, "corrected": 0, "correction": 0.0, "failures": 1}
 
 
 def test_a_margin_without_a_solution_leaves_the_momentum_unchanged() -> None:
     engine = started(GradMA(rho=0.5), [0, 0])
-    answer(engine, [4, 0], [-4, 0])
-    close(engine.model, [2, 0])  # acc = (10 * 4 - 30 * 4) / 40 = -2
+    close(answer(engine, [4, 0], [-4, 0]), [2, 0])  # acc = (10 * 4 - 30 * 4) / 40 = -2
     assert notes(engine)[0]["failures"] == 1
 
 
@@ -159,9 +153,7 @@ def test_a_margin_without_a_solution_leaves_the_momentum_unchanged() -> None:
 def test_many_clients_in_a_small_tensor_have_a_solution(dtype: torch.dtype) -> None:
     clients = dict.fromkeys(range(20), 10)
     world = replace(hand_world([0, 0], clients), model=torch.zeros(2, dtype=dtype))
-    engine = ScriptedEngine(GradMA(), world)
-    engine.start()
-    engine.advance()
+    engine = start(ScriptedEngine(GradMA(), world))
     answer(engine, *[(0.1 * (k + 1), 1) for k in range(10)], *[(-0.2 * (k + 1), 1) for k in range(10)])
     # acc = ((5.5 - 11) / 20, 1) = (-0.275, 1). The steepest rows are (1, 1) and (-2, 1): x_2 >= -x_1 and x_2 >= 2 x_1,
     # both kept
@@ -474,19 +466,15 @@ def test_without_momentum_one_client_is_fedavg_whatever_is_remembered() -> None:
 def test_an_empty_memory_is_plain_server_momentum() -> None:
     """FedAvgM's: vel := mu vel + d; w := w - vel."""
     engine = started(GradMA(memory_num=0, beta1=0.5, worker=False), [0, 0])
-    answer(engine, [4, 0], [-4, 4])
-    close(engine.model, [2, -3])  # vel = (-2, 3)
-    answer(engine, [0, -2], [4, 0])
-    close(engine.model, [0, -4])  # vel = 1/2 (-2, 3) + (3, -1/2) = (2, 1)
+    close(answer(engine, [4, 0], [-4, 4]), [2, -3])  # vel = (-2, 3)
+    close(answer(engine, [0, -2], [4, 0]), [0, -4])  # vel = 1/2 (-2, 3) + (3, -1/2) = (2, 1)
     assert (engine.state.chosen, len(engine.state.deltas), notes(engine)[0]["rows"]) == ({}, 0, 0)
 
 
 def test_the_worker_correction_alone_has_no_server_momentum() -> None:
     engine = started(GradMA(server=False, lr_global=0.5), [0, 0])
-    answer(engine, [4, 0], [-4, 4])
-    close(engine.model, [1, -1.5])  # half of acc = (-2, 3)
-    answer(engine, [4, 0], [-4, 4])
-    close(engine.model, [2, -3])
+    close(answer(engine, [4, 0], [-4, 4]), [1, -1.5])  # half of acc = (-2, 3)
+    close(answer(engine, [4, 0], [-4, 4]), [2, -3])
     assert engine.state.momentum is None
     assert engine.state.chosen == {}
     assert isinstance(open_job(engine, 0).work.rule, Corrected)
@@ -531,9 +519,7 @@ def test_in_float32_the_server_step_is_right_to_its_precision() -> None:
     models = []
     for dtype in (torch.float32, torch.float64):
         world = World(model=torch.zeros(57, dtype=dtype), layout=layout, clients=dict.fromkeys(range(6), 10))
-        engine = ScriptedEngine(GradMA(beta2=0.5), world)
-        engine.start()
-        engine.advance()
+        engine = start(ScriptedEngine(GradMA(beta2=0.5), world))
         for scale in (1.0, -0.7):
             answer(engine, *(deltas * scale).to(dtype))
         models.append(engine.model.double())

@@ -11,6 +11,7 @@ from offbeat.core.protocol import Commit, Dispatch
 from offbeat.scenario.delays import PerClient
 from offbeat.scenario.streaming import Growing
 from offbeat.testing import ScriptedEngine, hand_world
+from strategies.scripted_runs import start
 
 
 def dispatches(engine: ScriptedEngine) -> list[tuple[int, list[float]]]:
@@ -50,9 +51,7 @@ def test_a_local_newcomer_starts_from_the_initial_model() -> None:
 
 
 def test_global_commits_every_job_of_its_one_client() -> None:
-    engine = ScriptedEngine(Global(), hand_world([0.0], {0: 40}))
-    engine.start()
-    engine.advance()
+    engine = start(ScriptedEngine(Global(), hand_world([0.0], {0: 40})))
     engine.arrive(0, [1.0], at=1.0)
     engine.advance()
     engine.arrive(0, [3.0], at=2.0)
@@ -62,9 +61,7 @@ def test_global_commits_every_job_of_its_one_client() -> None:
 
 
 def test_global_with_several_clients_trains_one_at_a_time() -> None:
-    engine = ScriptedEngine(Global(), hand_world([0.0], {0: 10, 1: 10, 2: 10}))
-    engine.start()
-    engine.advance()
+    engine = start(ScriptedEngine(Global(), hand_world([0.0], {0: 10, 1: 10, 2: 10})))
     for at in (1.0, 2.0, 3.0):
         assert len(engine.ledger.open_jobs) == 1
         engine.arrive(next(iter(engine.ledger.open_tickets)), at=at)

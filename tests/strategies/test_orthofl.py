@@ -50,6 +50,12 @@ def sent(engine: ScriptedEngine, client: int) -> Tensor:
     return open_job(engine, client).base
 
 
+def reply_after(engine: ScriptedEngine, client: int, local: list[float], at: float) -> list[float]:
+    """Return what a client is sent after its update has arrived."""
+    engine.arrive(client, local, at=at)
+    return sent(engine, client).tolist()
+
+
 def noted(engine: ScriptedEngine) -> dict[str, float]:
     """The last Note."""
     return [dict(action.values) for entry in engine.log for action in entry.actions if isinstance(action, Note)][-1]
@@ -87,8 +93,7 @@ def test_the_shift_loses_its_component_along_the_clients_update() -> None:
 
 def test_with_the_chain_as_reference_and_a_first_weight_of_one_it_is_the_public_code() -> None:
     engine = on_layers(OrthoFL(beta=0.6, a=0.5, reference="chain", first_alpha=1.0))
-    engine.arrive(A, [1, 0, 2], at=1.0)
-    assert sent(engine, A).tolist() == engine.model.tolist() == [1, 0, 2]
+    assert reply_after(engine, A, [1, 0, 2], at=1.0) == engine.model.tolist() == [1, 0, 2]
     engine.arrive(B, [1, 1, 0], at=2.0)
     # the chain is (1, 0), (2), what A was sent; D = chain - C_B = (1, 0), (1); d = (1, 1), (-1); D_perp = (.5, -.5),
     # (0)
@@ -163,8 +168,7 @@ def test_with_neither_the_last_client_is_the_model() -> None:
 
 def test_pairwise_leaves_of_an_update_what_no_other_client_did() -> None:
     engine = started(OrthoFL(projection="pairwise", **QUARTERS), [0, 0], {A: 10, B: 10, C: 10})
-    engine.arrive(A, [2, 0], at=1.0)
-    assert sent(engine, A).tolist() == [2, 0]  # nobody else yet: G = (0, 0) + (2, 0)
+    assert reply_after(engine, A, [2, 0], at=1.0) == [2, 0]  # nobody else yet: G = (0, 0) + (2, 0)
     assert engine.model.tolist() == [1, 0]
     engine.arrive(B, [3, 4], at=2.0)
     # d = (3, 4), q = (1, 0) from A's (2, 0): d~ = (0, 4), G = (2, 4); the moving average takes all of it: (1, 0) + .25
@@ -202,16 +206,14 @@ def test_pairwise_remembers_what_a_lost_client_did_last() -> None:
     engine = started(OrthoFL(projection="pairwise"), [0, 0])
     engine.arrive(A, [2, 0], at=1.0)
     engine.lose(A, at=2.0, reachable=False)
-    engine.arrive(B, [3, 4], at=3.0)
-    assert sent(engine, B).tolist() == [2, 4]  # (0, 4) of its (3, 4), after (2, 0)
+    assert reply_after(engine, B, [3, 4], at=3.0) == [2, 4]  # (0, 4) of its (3, 4), after (2, 0)
 
 
 def test_pairwise_forgets_what_a_lost_client_did_after_evict_after_seconds() -> None:
     engine = started(OrthoFL(projection="pairwise", evict_after=1.0), [0, 0])
     engine.arrive(A, [2, 0], at=1.0)
     engine.lose(A, at=2.0, reachable=False)
-    engine.arrive(B, [3, 4], at=3.0)
-    assert sent(engine, B).tolist() == [5, 4]  # all of its (3, 4), after (2, 0)
+    assert reply_after(engine, B, [3, 4], at=3.0) == [5, 4]  # all of its (3, 4), after (2, 0)
 
 
 def test_a_client_alone_is_sent_exactly_what_it_returned() -> None:
@@ -227,15 +229,13 @@ def test_a_client_alone_is_sent_exactly_what_it_returned() -> None:
 def test_a_client_that_did_not_move_takes_over_the_whole_shift() -> None:
     engine = started(OrthoFL(**QUARTERS), [0, 0])
     engine.arrive(A, [4, 2], at=1.0)
-    engine.arrive(B, [0, 0], at=2.0)
-    assert sent(engine, B).tolist() == [2, 1]  # d = 0: D_perp = D = (2, 1)
+    assert reply_after(engine, B, [0, 0], at=2.0) == [2, 1]  # d = 0: D_perp = D = (2, 1)
 
 
 def test_a_layer_of_one_element_receives_nothing_from_the_others_once_its_client_moved_it() -> None:
     engine = started(OrthoFL(**QUARTERS), [0])
     engine.arrive(A, [4], at=1.0)
-    engine.arrive(B, [1], at=2.0)
-    assert sent(engine, B).tolist() == [1]
+    assert reply_after(engine, B, [1], at=2.0) == [1]
 
 
 def test_a_slower_client_has_less_weight_and_a_larger_shift() -> None:
@@ -243,8 +243,7 @@ def test_a_slower_client_has_less_weight_and_a_larger_shift() -> None:
     for n in range(3):
         engine.arrive(A, [8, 0], at=1.0 + n)
     assert engine.model.tolist() == [7, 0]  # 0 -> 4 -> 6 -> 7: A comes round after round, always fresh
-    engine.arrive(B, [0, 8], at=9.0)
-    assert sent(engine, B).tolist() == [7, 8]  # D = (7, 0) is orthogonal to d = (0, 8) already
+    assert reply_after(engine, B, [0, 8], at=9.0) == [7, 8]  # D = (7, 0) is orthogonal to d = (0, 8) already
     assert engine.model.tolist() == [6.125, 1]  # s = 4: beta_t = .125; 7 - 7 / 8, 8 / 8
 
 
@@ -391,8 +390,7 @@ def test_an_update_over_the_limit_of_staleness_is_rejected_and_its_client_starts
 
 def test_a_reply_keeps_the_clients_own_statistics_and_the_model_mixes_them() -> None:
     engine = started(OrthoFL(**QUARTERS), [0, 0, 2, 5], statistics=True)
-    engine.arrive(A, [4, 0, 6, 3], at=1.0)
-    assert sent(engine, A).tolist() == [4, 0, 6, 3]
+    assert reply_after(engine, A, [4, 0, 6, 3], at=1.0) == [4, 0, 6, 3]
     assert engine.model.tolist() == [2, 0, 4, 5]  # mean .5 * 2 + .5 * 6; seen max(5, 3)
     engine.arrive(B, [2, 2, 8, 9], at=2.0)
     # D = (2, 0), d = (2, 2): half of d goes, (1, -1); with the statistics' (2, 0) and (6, 4) it would be another share
@@ -411,8 +409,7 @@ def test_without_the_moving_average_statistics_are_the_clients_and_counters_neve
 def test_pairwise_sends_the_clients_own_statistics_too() -> None:
     engine = started(OrthoFL(projection="pairwise", **QUARTERS), [0, 0, 2, 5], statistics=True)
     engine.arrive(A, [4, 0, 6, 3], at=1.0)
-    engine.arrive(B, [3, 4, 8, 9], at=2.0)
-    assert sent(engine, B).tolist() == [4, 4, 8, 9]
+    assert reply_after(engine, B, [3, 4, 8, 9], at=2.0) == [4, 4, 8, 9]
     assert engine.model.tolist() == [2.25, 1, 5, 9]
 
 

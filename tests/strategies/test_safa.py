@@ -12,15 +12,13 @@ from offbeat.core.protocol import Commit
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.safa import Safa
 from offbeat.testing import CopyingStore, ScriptedEngine, hand_world, play, random_script, tiny_world
-from strategies.scripted_runs import TWO, at_work, model_at, noted, open_job, rejected
+from strategies.scripted_runs import TWO, at_work, model_at, noted, open_job, rejected, start
 
 THREE = {0: 10, 1: 10, 2: 10}
 
 
 def opened(strategy: Safa, model: list[float], clients: dict[int, int] = THREE, **world: bool) -> ScriptedEngine:
-    engine = ScriptedEngine(strategy, hand_world(model, clients, **world))
-    engine.start()
-    engine.advance()
+    engine = start(ScriptedEngine(strategy, hand_world(model, clients, **world)))
     return engine
 
 

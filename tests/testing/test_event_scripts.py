@@ -80,9 +80,6 @@ def test_any_part_of_a_script_is_again_a_script(pattern: str, name: str) -> None
         play(REGISTRY[name](), part)
 
 
-# ---------------------------------------------------------------- shrinking
-
-
 def test_shrinking_keeps_only_the_steps_that_matter() -> None:
     script = random_script("losses", seed=3, length=40)
     small = shrink(script, lambda candidate: sum(step.kind == "back" for step in candidate) >= 2)

@@ -75,9 +75,6 @@ def told(engine: ScriptedEngine) -> list[str]:
     return words
 
 
-# ---------------------------------------------------------------- what follows at once
-
-
 def test_a_client_that_answered_and_is_still_idle_is_ready_at_once() -> None:
     engine = engine_of(serve_ready)
     engine.start()
@@ -135,9 +132,6 @@ def test_a_newcomer_reports_ready_with_its_examples() -> None:
     assert engine.log[-1].event == ClientReady(1.0, 7, 5)
     engine.arrive(7, at=2.0)
     assert engine.log[-2].event.num_examples == 5
-
-
-# ---------------------------------------------------------------- time and order
 
 
 def test_a_timer_set_for_now_fires_after_all_updates_of_this_instant() -> None:
@@ -230,9 +224,6 @@ def test_an_impossible_script_raises_script_error() -> None:
             wrong()
 
 
-# ---------------------------------------------------------------- actions
-
-
 def test_a_dispatch_carries_the_version_after_the_commits_listed_before_it() -> None:
     def answer(state: State, event: Event) -> list[Action]:
         if event.client == 0:
@@ -293,9 +284,6 @@ def test_given_numbers_arrive_as_they_were_given() -> None:
     assert event.local.tolist() == local
     assert event.base is engine.world.model
     assert (event.num_examples, event.steps, event.started, event.ticket, event.base_version) == (7, 5, 0.0, 0, 0)
-
-
-# ---------------------------------------------------------------- the client half
 
 
 @dataclass(frozen=True)
