@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from core import messages
 from offbeat.api.run_simulation import simulate
 from offbeat.core.client_environment import JobTiming
 from offbeat.core.errors import ConfigError
@@ -325,7 +326,7 @@ def _norm(state: dict[str, Tensor]) -> list[float]:
 
 
 def test_a_model_without_statistics_cannot_keep_any() -> None:
-    with pytest.raises(ConfigError, match="has no BatchNorm statistics"):
+    with pytest.raises(ConfigError, match=messages.NO_STATISTICS):
         simulate(nn.Linear(1, 1), PAIRS, FedAsync(), training=OWN, **RUN)
 
 
@@ -335,5 +336,5 @@ def test_pooled_data_has_no_local_statistics() -> None:
 
 
 def test_another_word_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"training\.bn = 'private': 'shared' or 'local'"):
+    with pytest.raises(ConfigError, match=messages.INVALID_BN):
         Training(bn="private")  # type: ignore[arg-type]

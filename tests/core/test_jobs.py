@@ -8,11 +8,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from core import messages
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Job
 from offbeat.core.local_rules import PLAIN_RULE, Proximal, with_proximal
 from offbeat.core.protocol import Gradient, Layout, LocalJob, LocalRule, LocalWork, Phase
 from offbeat.testing import TinyClients, layout_of, optimum, tiny_layout, tiny_world
+from offbeat.testing.tiny_worlds import Sgd
 from offbeat.training.descent import descend, make_local_job
 
 LAYOUT = layout_of([("body", (2,), "param"), ("mean", (1,), "buffer"), ("head", (1,), "param")])
@@ -23,28 +25,12 @@ def vector(*values: float) -> Tensor:
 
 
 def job_at(*base: float, work: LocalWork = LocalWork(), memory: Mapping[str, Tensor] | None = None) -> LocalJob:
-    job = Job(
-        ticket=0,
-        client=0,
-        index=0,
-        base=vector(*base),
-        base_version=0,
-        work=work,
-        num_examples=10,
-        memory=memory or {},
-        seed=0,
-    )
-    return make_local_job(job, LAYOUT, lr=0.5)
+    return make_local_job(Job(0, 0, 0, vector(*base), 0, work, 10, memory or {}, seed=0), LAYOUT, lr=0.5)
 
 
 def towards_four(phase: Phase) -> Iterable[Gradient]:
     """Batches of the loss 0.5 ||w - 4||^2."""
     return [lambda point: point - 4.0] * (phase.steps or 0)
-
-
-class Sgd:
-    def step(self, w: Tensor, d: Tensor, lr: float) -> None:
-        w.sub_(lr * d)
 
 
 class Heavy:
@@ -122,7 +108,7 @@ def test_the_default_phase_repeats_what_the_work_asks() -> None:
 
 @pytest.mark.parametrize("setting", [{"steps": 0}, {"epochs": 0}, {"lr": 0.0}, {"steps": 1, "epochs": 1}])
 def test_work_that_cannot_be_meant_is_refused(setting: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match="work"):
+    with pytest.raises(ConfigError, match=messages.INVALID_WORK):
         LocalWork(**setting)
 
 
@@ -148,9 +134,9 @@ def test_no_pull_costs_nothing_and_a_pull_keeps_the_rest_of_the_work() -> None:
 
 
 def test_a_pull_is_not_put_on_top_of_another_rule() -> None:
-    with pytest.raises(ConfigError, match="already has the rule"):
+    with pytest.raises(ConfigError, match=messages.SECOND_RULE):
         with_proximal(LocalWork(rule=Proximal(mu=1.0)), 0.1)
-    with pytest.raises(ConfigError, match="0 or more"):
+    with pytest.raises(ConfigError, match=messages.NEGATIVE):
         Proximal(mu=-1.0)
 
 

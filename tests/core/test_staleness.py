@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from core import messages
 from offbeat.core.errors import ConfigError
 from offbeat.core.parts.staleness import STALENESS, Constant, Exponential, Hinge, Polynomial, as_staleness
 
@@ -45,7 +46,7 @@ def test_a_function_passes_through_and_a_name_becomes_one() -> None:
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'polynomial'"):
+    with pytest.raises(ConfigError, match=messages.UNKNOWN_STALENESS):
         as_staleness("polinomial")
 
 
@@ -53,7 +54,7 @@ def test_an_unknown_name_is_answered_with_the_nearest() -> None:
     "make", [lambda: Polynomial(a=-0.5), lambda: Hinge(a=-1), lambda: Hinge(b=-1), lambda: Exponential(a=-1)]
 )
 def test_an_exponent_that_rewards_staleness_is_refused(make: object) -> None:
-    with pytest.raises(ConfigError, match="0 or more"):
+    with pytest.raises(ConfigError, match=messages.NEGATIVE):
         make()
 
 

@@ -68,10 +68,11 @@ INVALID_SETTINGS: list[tuple[str, dict[str, Any], str]] = [
     ("fedat", {"sample": 0}, "sample = 0: at least 1 client a round"),
     ("fedat", {"deadline": 0.0}, "deadline = 0.0: must be a positive number of seconds"),
     ("fedat", {"work": PLAIN_WORK}, "already has the rule"),
-    ("fedavg", {"sample": 0}, "sample = 0"),
-    ("fedavg", {"sample": 2.0}, "sample = 2.0"),
-    ("fedavg", {"deadline": -1.0}, "deadline = -1.0"),
-    ("fedavg", {"over_select": -0.5}, "over_select = -0.5"),
+    *[
+        (name, {setting: value}, f"{setting} = {value}")
+        for name in ("fedavg", "fedprox", "fedavgm", "fedadam")
+        for setting, value in [("sample", 0), ("sample", 2.0), ("deadline", -1.0), ("over_select", -0.5)]
+    ],
     ("fedavgm", {"mu": -0.1}, r"mu = -0.1: must lie in \[0, 1\)"),
     ("fedavgm", {"mu": 1.0}, r"mu = 1.0: must lie in \[0, 1\)"),
     ("fedbuff", {"k": 0}, "k = 0"),

@@ -39,6 +39,12 @@ def model_at(engine: ScriptedEngine, time: float | None = None) -> list[float]:
     return engine.model.tolist()
 
 
+def model_after_instant(engine: ScriptedEngine, client: int, local: Any = None, **arrival: Any) -> list[float]:
+    """Return the model after a client's update has arrived and all timers of this instant have fired."""
+    engine.arrive(client, local, **arrival)
+    return model_at(engine)
+
+
 def open_job(engine: ScriptedEngine, client: int) -> Job:
     """Return the job that a client works on."""
     return engine.ledger.open_jobs[engine.ledger.open_tickets[client]]

@@ -230,30 +230,6 @@ def test_memory_outlives_the_job_and_counts_in_the_next_one() -> None:
     assert open_job(engine, 0).memory["h"].tolist() == [3.0]
 
 
-@pytest.mark.parametrize("h_order", ["eq", "alg2"])
-def test_many_clients_in_one_batch_take_the_steps_each_would_take_alone(h_order: Any) -> None:
-    rule, rng = DecayedGradients(beta=0.3, lam=0.7, h_order=h_order), torch.Generator().manual_seed(0)
-    layout = tiny_world(buffers=True).layout
-    size = layout.num_params
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=rng, dtype=torch.float64)
-
-    bases, centres, memory = draw(3, layout.size), draw(3, size), {"vprev": draw(3, size), "h": draw(3, size)}
-
-    def run(base: Tensor, centre: Tensor, kept: dict[str, Tensor]) -> tuple[Tensor, dict[str, Tensor]]:
-        job = LocalJob(base=base, start=layout.trainable(base), layout=layout, lr=0.1, extras={}, memory=kept)
-        w, gradients = job.start.clone(), [lambda point: (point - centre) ** 3] * 4
-        _, carry = descend(rule, job, rule.phases(LocalWork()), w, lambda phase: gradients, Sgd)
-        return w, dict(rule.end(job, base, carry)[1])
-
-    together, kept = run(bases, centres, memory)
-    for k in range(3):
-        alone, own = run(bases[k], centres[k], {name: value[k] for name, value in memory.items()})
-        assert torch.equal(together[k], alone)
-        assert all(torch.equal(kept[name][k], own[name]) for name in own)
-
-
 def test_an_update_counts_by_the_share_of_its_examples_from_its_own_base() -> None:
     engine = started(AsoFed(feature="off"), hand_world([8.0], {0: 10, 1: 30}))
     assert model_after(engine, 0, [0], at=1.0) == [6]  # 8 - 10/40 (8 - 0)

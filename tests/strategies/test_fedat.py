@@ -11,7 +11,7 @@ from offbeat.core.strategies.fedat import FedAT
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.fedprox import FedProx
 from offbeat.testing import ScriptedEngine, hand_world, play, random_script, tiny_world
-from strategies.scripted_runs import TWO, at_work, model_after, model_at, open_job, rejected
+from strategies.scripted_runs import TWO, at_work, model_after, model_after_instant, model_at, open_job, rejected
 
 Answers = dict[int, tuple[float, list[float]]]  # client -> (when, what) of its first job, in order of time
 
@@ -159,8 +159,7 @@ def test_statistics_follow_the_weights_and_counters_never_fall() -> None:
 def test_a_client_lost_while_it_is_measured_is_measured_later_and_then_joins() -> None:
     engine = profiled(FedAT(tiers=2, lam=0.0), [0], {0: 10, 1: 10, 2: 10}, {0: (1.0, [4])})
     engine.lose(2, at=2.0)
-    engine.arrive(1, [8], at=4.0)
-    assert (model_at(engine), tiers(engine)) == ([6], [[0], [1]])
+    assert (model_after_instant(engine, 1, [8], at=4.0), tiers(engine)) == ([6], [[0], [1]])
     assert at_work(engine) == [0, 1, 2]  # 2 since 2 s
     engine.arrive(2, [100], at=5.0)  # 3 s: nearer to 4 s than to 1 s
     assert (rejected(engine), tiers(engine)) == ([2], [[0], [1, 2]])

@@ -3,7 +3,17 @@
 from offbeat.core.protocol import Commit, LocalWork
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.testing import ScriptedEngine, hand_world
-from strategies.scripted_runs import TWO, at_work, model_after, model_at, open_job, rejected, start, started
+from strategies.scripted_runs import (
+    TWO,
+    at_work,
+    model_after,
+    model_after_instant,
+    model_at,
+    open_job,
+    rejected,
+    start,
+    started,
+)
 
 FOUR = {0: 10, 1: 10, 2: 10, 3: 10}
 
@@ -77,16 +87,14 @@ def test_at_the_deadline_reports_count_and_late_updates_are_rejected() -> None:
     assert rejected(engine) == [1]
     assert engine.model.tolist() == [4]
     # at 5 s a round opened with the only idle client, 0; client 1 is ready since 6 s and in the round after it
-    engine.arrive(0, [6], at=7.0)
-    assert model_at(engine) == [6]
+    assert model_after_instant(engine, 0, [6], at=7.0) == [6]
     assert at_work(engine) == [0, 1]
 
 
 def test_an_update_at_the_very_deadline_counts() -> None:
     engine = started(FedAvg(deadline=5.0), [0], TWO)
     engine.arrive(0, [4], at=2.0)
-    engine.arrive(1, [8], at=5.0)
-    assert model_at(engine) == [7]
+    assert model_after_instant(engine, 1, [8], at=5.0) == [7]
     assert rejected(engine) == []
 
 

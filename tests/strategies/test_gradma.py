@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -373,27 +373,6 @@ def test_a_margin_turns_the_worker_towards_its_rows() -> None:
     path = descended([point_free(-1, 0), point_free(0, -1)], [0, 0], lr=1.0, rule=Corrected(rho=0.5))
     close(path[0], [1, 0])
     close(path[1], [0.5, 1])
-
-
-def test_clients_stacked_in_one_batch_go_where_each_goes_alone() -> None:
-    layout = tiny_layout()
-    g = torch.Generator().manual_seed(5)
-    centres = torch.randn(6, 1, layout.num_params, dtype=torch.float64, generator=g)
-    curved = torch.rand(layout.num_params, dtype=torch.float64, generator=g) * 3
-    bases = torch.randn(6, 1, layout.size, dtype=torch.float64, generator=g)
-
-    def run(base: Tensor, centre: Tensor) -> Tensor:
-        job = make_local_job(Job(0, 0, 0, base, 0, LocalWork(rule=Corrected()), 1, {}, 0), layout, 0.3)
-        batches: list[Callable[[Tensor], Tensor]] = [lambda p, k=k: (p - centre) * curved.roll(k) for k in range(5)]
-        w = job.start.clone()
-        descend(Corrected(), job, Corrected().phases(LocalWork()), w, lambda phase: batches, Sgd)
-        return w
-
-    together = run(bases, centres)
-    moved = together - layout.trainable(bases)
-    for k in range(6):
-        torch.testing.assert_close(together[k, 0], run(bases[k, 0], centres[k, 0]), rtol=1e-12, atol=1e-12)
-        assert moved[k].abs().max() > 0.01
 
 
 def test_what_a_worker_returns_agrees_with_its_three_rows_in_every_tensor() -> None:

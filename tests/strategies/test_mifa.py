@@ -12,7 +12,7 @@ from offbeat.core.strategies.fed_ogd import FedOGD
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.mifa import Mifa
 from offbeat.testing import ScriptedEngine, hand_world, play, random_script, tiny_world
-from strategies.scripted_runs import TWO, at_work, model_after, model_at, started
+from strategies.scripted_runs import TWO, at_work, model_after, model_after_instant, model_at, started
 
 
 def committed(engine: ScriptedEngine) -> list[list[float]]:
@@ -137,8 +137,7 @@ def test_a_decreasing_rate_applies_to_clients_and_to_old_gradients() -> None:
 
 def test_a_late_gradient_is_divided_by_the_rate_its_client_had() -> None:
     engine = started(Mifa(lr=1.0, decay=True, wait="no_wait", epoch=1.0), [0])
-    engine.arrive(0, [-2], at=1.0)
-    assert model_at(engine) == [-1]  # G_0 = 2: - 1 * 2 / 2
+    assert model_after_instant(engine, 0, [-2], at=1.0) == [-1]  # G_0 = 2: - 1 * 2 / 2
     engine.arrive(0, [-2], at=1.5)
     engine.arrive(1, [-3], at=2.0)  # sent at 0 s, where eta = 1: G_1 = 3
     engine.advance()

@@ -12,7 +12,7 @@ from offbeat.core.protocol import Commit
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.safa import Safa
 from offbeat.testing import CopyingStore, ScriptedEngine, hand_world, play, random_script, tiny_world
-from strategies.scripted_runs import TWO, at_work, model_at, noted, open_job, rejected, start
+from strategies.scripted_runs import TWO, at_work, model_after_instant, model_at, noted, open_job, rejected, start
 
 THREE = {0: 10, 1: 10, 2: 10}
 
@@ -69,33 +69,26 @@ def test_a_client_picked_last_round_is_bypassed_and_counts_from_the_next_round()
 def test_the_model_of_a_client_that_stays_away_is_given_up_after_evict_after_seconds() -> None:
     engine = second_round(evict_after=4.0)
     engine.lose(2, at=4.0, reachable=False)
-    engine.arrive(1, [0], at=5.0)
-    assert model_at(engine) == [4]  # (3 + 0 + 9) / 3
-    engine.arrive(0, [12], at=8.0)  # 4 s: c_2 = 9 is gone
-    assert model_at(engine) == [6]  # (12 + 0) / 2
+    assert model_after_instant(engine, 1, [0], at=5.0) == [4]  # (3 + 0 + 9) / 3
+    assert model_after_instant(engine, 0, [12], at=8.0) == [6]  # 4 s: c_2 = 9 is gone; (12 + 0) / 2
     engine.back(2, at=9.0)
-    engine.arrive(1, [3], at=10.0)
-    assert model_at(engine) == [7.5]  # (12 + 3) / 2
+    assert model_after_instant(engine, 1, [3], at=10.0) == [7.5]  # (12 + 3) / 2
     assert sent(engine, 2) == [7.5]  # as a newcomer, not its 9
 
 
 def test_an_upload_in_the_bypass_is_used_before_it_is_given_up() -> None:
     engine = second_round(evict_after=1.0)
     engine.arrive(0, [12], at=4.0, reachable=False)  # picked last round: bypassed
-    engine.arrive(1, [0], at=6.0)
-    assert model_at(engine) == [4]  # (3 + 0 + 9) / 3: c_0 = 12 counts from the next round on
-    engine.arrive(2, [3], at=7.0)
-    assert model_at(engine) == [1.5]  # but by then client 0 is gone: (0 + 3) / 2
+    assert model_after_instant(engine, 1, [0], at=6.0) == [4]  # (3 + 0 + 9) / 3: c_0 = 12 counts from the next round on
+    assert model_after_instant(engine, 2, [3], at=7.0) == [1.5]  # but by then client 0 is gone: (0 + 3) / 2
 
 
 def test_where_all_models_are_given_up_w_stays() -> None:
     engine = opened(Safa(sample=1, evict_after=1.0), [0], {0: 10})
-    engine.arrive(0, [4], at=1.0, reachable=False)
-    assert model_at(engine) == [4]
+    assert model_after_instant(engine, 0, [4], at=1.0, reachable=False) == [4]
     engine.join(1, at=5.0, num_examples=10)
     assert (model_at(engine), engine.ledger.version, len(engine.state.caches)) == ([4], 1, 0)
-    engine.arrive(1, [8], at=6.0)
-    assert model_at(engine) == [8]
+    assert model_after_instant(engine, 1, [8], at=6.0) == [8]
 
 
 def test_missing_picks_come_from_the_bypass_in_order_of_arrival() -> None:
@@ -111,15 +104,13 @@ def test_missing_picks_come_from_the_bypass_in_order_of_arrival() -> None:
     engine.arrive(1, [9], at=8.0)
     engine.advance()
     assert engine.ledger.version == 2  # one pick; the second, if any, has to be filled up
-    engine.arrive(2, [3], at=9.0)
-    assert model_at(engine) == [6]  # 0 picked, 1 fills up: (6 + 9 + 3) / 3
+    assert model_after_instant(engine, 2, [3], at=9.0) == [6]  # 0 picked, 1 fills up: (6 + 9 + 3) / 3
 
 
 def test_updates_at_the_time_a_round_ends_belong_to_it() -> None:
     engine = second_round()
     engine.arrive(1, [0], at=4.0)
-    engine.arrive(2, [15])  # the quota is met: bypassed
-    assert model_at(engine) == [4]  # (3 + 0 + 9) / 3
+    assert model_after_instant(engine, 2, [15]) == [4]  # the quota is met: bypassed; (3 + 0 + 9) / 3
     assert (sent(engine, 1), sent(engine, 2)) == ([4], [4])
     assert engine.state.caches[2].tolist() == [15]
 
@@ -127,10 +118,8 @@ def test_updates_at_the_time_a_round_ends_belong_to_it() -> None:
 def test_what_counts_is_how_many_examples_were_trained_on() -> None:
     engine = opened(Safa(sample=1), [0], TWO)
     engine.arrive(0, [4], at=1.0, num_examples=30)
-    engine.arrive(1, [8], at=2.0, num_examples=10)
-    assert model_at(engine) == [5]  # (30 * 4 + 10 * 8) / 40
-    engine.arrive(1, [4], at=3.0, num_examples=70)
-    assert model_at(engine) == [4]
+    assert model_after_instant(engine, 1, [8], at=2.0, num_examples=10) == [5]  # (30 * 4 + 10 * 8) / 40
+    assert model_after_instant(engine, 1, [4], at=3.0, num_examples=70) == [4]
 
 
 def test_a_share_is_rounded_up_and_grows_with_the_newcomers() -> None:
@@ -164,8 +153,7 @@ def test_at_the_cap_a_round_ends_with_its_reports_and_other_clients_continue() -
 def test_an_update_at_the_very_cap_counts() -> None:
     engine = opened(Safa(cap=5.0), [0], TWO)
     engine.arrive(0, [4], at=5.0)
-    engine.arrive(1, [8])
-    assert model_at(engine) == [7]
+    assert model_after_instant(engine, 1, [8]) == [7]
 
 
 def test_an_old_cap_does_not_end_the_next_round() -> None:
@@ -199,15 +187,13 @@ def test_with_the_cap_as_epoch_a_client_is_made_when_its_period_divides_the_epoc
 def test_a_client_deprecated_at_work_is_rejected_on_arrival_and_sent_w_at_once() -> None:
     engine = second_round(lag=0)
     engine.arrive(0, [12], at=4.0)
-    engine.arrive(1, [0], at=5.0)
-    assert model_at(engine) == [4]  # (3 + 0 + 9) / 3
+    assert model_after_instant(engine, 1, [0], at=5.0) == [4]  # (3 + 0 + 9) / 3
     # client 2, in the third round still at the second's job: 1 - 0 > 0, so c_2 := 4
     assert (engine.state.caches[2].tolist(), noted(engine, "deprecated")) == ([4], [0, 0, 1])
     engine.arrive(2, [100], at=6.0)
     assert rejected(engine) == [2]
     assert sent(engine, 2) == [4]  # within the round: it does not wait for the next
-    engine.arrive(0, [11], at=7.0)
-    assert model_at(engine) == [5]  # (11 + 0 + 4) / 3: nothing of the 100
+    assert model_after_instant(engine, 0, [11], at=7.0) == [5]  # (11 + 0 + 4) / 3: nothing of the 100
 
 
 def test_within_the_lag_the_same_update_counts() -> None:
@@ -242,8 +228,7 @@ def test_rejected_later_than_deprecated_it_is_sent_the_w_of_its_return_and_that_
     assert (model_at(engine), engine.state.caches[2].tolist()) == ([9], [7])  # w = (12 + 8 + 7) / 3
     engine.arrive(2, [100], at=8.0)
     assert (rejected(engine), sent(engine, 2), engine.state.caches[2].tolist()) == ([2], [9], [9])
-    engine.arrive(0, [13], at=9.0)
-    assert model_at(engine) == [10]  # (13 + 8 + 9) / 3
+    assert model_after_instant(engine, 0, [13], at=9.0) == [10]  # (13 + 8 + 9) / 3
 
 
 def test_a_rejected_client_that_was_the_last_at_work_begins_the_next_round() -> None:
@@ -261,12 +246,10 @@ def test_a_tolerable_client_goes_on_from_its_own_model() -> None:
     engine = second_round()
     engine.lose(2, at=4.0)
     assert at_work(engine) == [0, 1]  # it waits for the next round
-    engine.arrive(1, [0], at=5.0)
-    assert model_at(engine) == [4]
+    assert model_after_instant(engine, 1, [0], at=5.0) == [4]
     assert (sent(engine, 1), sent(engine, 2)) == ([4], [9])  # 1 is up to date; 2 answered in the first round last
     assert noted(engine, "tolerable") == [0, 0, 1]
-    engine.arrive(2, [18], at=6.0)
-    assert model_at(engine) == [7]  # (3 + 0 + 18) / 3
+    assert model_after_instant(engine, 2, [18], at=6.0) == [7]  # (3 + 0 + 18) / 3
     assert sent(engine, 2) == [7]  # up to date again
 
 
@@ -291,8 +274,7 @@ def test_a_client_whose_first_job_was_lost_has_no_model_of_its_own_and_is_sent_w
     engine.lose(2, at=3.0)
     assert model_at(engine) == [4.5]  # of two
     assert sent(engine, 2) == [4.5]
-    engine.arrive(2, [0], at=4.0)
-    assert model_at(engine) == [3]
+    assert model_after_instant(engine, 2, [0], at=4.0) == [3]
 
 
 def test_the_model_of_a_client_that_stays_away_is_replaced_by_w_when_it_is_deprecated() -> None:
@@ -301,10 +283,8 @@ def test_the_model_of_a_client_that_stays_away_is_replaced_by_w_when_it_is_depre
         engine.arrive(client, [3.0 * (client + 1)], at=at, reachable=client != 2)
     engine.advance()
     engine.arrive(0, [12], at=4.0)
-    engine.arrive(1, [0], at=5.0)
-    assert model_at(engine) == [4]  # c_2 is still its 9
-    engine.arrive(0, [11], at=6.0)
-    assert model_at(engine) == [5]  # (11 + 0 + 4) / 3
+    assert model_after_instant(engine, 1, [0], at=5.0) == [4]  # c_2 is still its 9
+    assert model_after_instant(engine, 0, [11], at=6.0) == [5]  # (11 + 0 + 4) / 3
     engine.ready(2, at=7.0)
     assert at_work(engine) == [0, 1]  # in the middle of a round nobody is asked,
     engine.arrive(1, [100], at=8.0)  # but for one that was deprecated at work
@@ -319,10 +299,8 @@ def test_a_newcomer_waits_for_the_next_round_and_counts_once_it_answered() -> No
     engine = second_round()
     engine.join(3, at=4.0, num_examples=30)
     assert at_work(engine) == [0, 1, 2]
-    engine.arrive(1, [0], at=5.0)
-    assert (model_at(engine), sent(engine, 3)) == ([4], [4])
-    engine.arrive(3, [12], at=6.0)
-    assert model_at(engine) == [8]  # (10 * 3 + 10 * 0 + 10 * 9 + 30 * 12) / 60
+    assert (model_after_instant(engine, 1, [0], at=5.0), sent(engine, 3)) == ([4], [4])
+    assert model_after_instant(engine, 3, [12], at=6.0) == [8]  # (10 * 3 + 10 * 0 + 10 * 9 + 30 * 12) / 60
 
 
 def test_a_round_without_reports_keeps_the_model_and_the_next_one_begins() -> None:
@@ -337,8 +315,7 @@ def test_a_round_without_reports_keeps_the_model_and_the_next_one_begins() -> No
 def test_when_all_clients_are_gone_the_next_to_join_begins_a_round() -> None:
     engine = opened(Safa(), [5], TWO)
     engine.lose(0, at=1.0, reachable=False)
-    engine.arrive(1, [7], at=2.0, reachable=False)
-    assert (model_at(engine), engine.stands_still) == ([7], True)
+    assert (model_after_instant(engine, 1, [7], at=2.0, reachable=False), engine.stands_still) == ([7], True)
     engine.ready(0, at=9.0)
     engine.advance()
     assert (at_work(engine), sent(engine, 0)) == ([0], [7])
@@ -347,8 +324,7 @@ def test_when_all_clients_are_gone_the_next_to_join_begins_a_round() -> None:
 def test_bypassed_updates_count_even_without_picks() -> None:
     engine = second_round()
     engine.arrive(0, [12], at=4.0)
-    engine.arrive(1, [0], at=5.0, reachable=False)
-    assert model_at(engine) == [4]  # c_0 := 12 after that
+    assert model_after_instant(engine, 1, [0], at=5.0, reachable=False) == [4]  # c_0 := 12 after that
     engine.lose(0, at=6.0, reachable=False)
     engine.lose(2, at=7.0)
     assert model_at(engine) == [7]  # (12 + 0 + 9) / 3

@@ -7,6 +7,7 @@ from offbeat.core.errors import ConfigError
 from offbeat.core.protocol import ClientLost, ClientReady, UpdateArrived
 from offbeat.core.strategies import REGISTRY
 from offbeat.testing import PATTERNS, Step, check, format_script, parse_script, play, random_script, shrink, tiny_world
+from testing import messages
 
 FEDASYNC = REGISTRY["fedasync"]()
 
@@ -34,7 +35,7 @@ def test_a_step_that_makes_no_sense_is_refused(line: str) -> None:
 
 
 def test_an_unknown_step_is_answered_with_the_nearest() -> None:
-    with pytest.raises(ConfigError, match="did you mean 'arrive'"):
+    with pytest.raises(ConfigError, match=messages.UNKNOWN_STEP):
         parse_script("arive 0")
 
 
@@ -112,4 +113,4 @@ def test_shrinking_gives_up_in_time_with_the_best_so_far() -> None:
 def test_checking_one_strategy_gives_one_finding_a_law() -> None:
     findings = check(FEDASYNC, scripts=2)
     assert all(finding.passed for finding in findings)
-    assert str(findings[0]) == "kept    legal answers: The strategy answers every event and returns only legal actions."
+    assert str(findings[0]) == messages.PASSED_LAW

@@ -28,6 +28,7 @@ from offbeat.core.protocol import (
     World,
 )
 from offbeat.testing import ScriptedEngine, ScriptError, tiny_world
+from testing import messages
 
 
 @dataclass
@@ -57,6 +58,12 @@ def engine_of(answer: Callable[[State, Event], list[Action]], clients: int = 2) 
     return ScriptedEngine(Scripted(answer), tiny_world(clients))
 
 
+def started(answer: Callable[[State, Event], list[Action]], clients: int = 2) -> ScriptedEngine:
+    engine = engine_of(answer, clients)
+    engine.start()
+    return engine
+
+
 def told(engine: ScriptedEngine) -> list[str]:
     """Each event in a word or two."""
     words = []
@@ -76,34 +83,30 @@ def told(engine: ScriptedEngine) -> list[str]:
 
 
 def test_a_client_that_answered_and_is_still_idle_is_ready_at_once() -> None:
-    engine = engine_of(serve_ready)
-    engine.start()
+    engine = started(serve_ready)
     engine.arrive(0, at=1.0)
     engine.arrive(1)
     assert told(engine) == ["ready 0", "ready 1", "update 0", "ready 0", "update 1", "ready 1"]
 
 
 def test_a_client_dispatched_in_the_very_answer_is_not_ready() -> None:
-    engine = engine_of(
+    engine = started(
         lambda state, event: [Dispatch(event.client, state.model)] if not isinstance(event, TimerFired) else []
     )
-    engine.start()
     engine.arrive(0, at=1.0)
     assert told(engine) == ["ready 0", "ready 1", "update 0"]
     assert 0 in engine.ledger.open_tickets
 
 
 def test_a_client_gone_after_its_update_leaves_at_once() -> None:
-    engine = engine_of(serve_ready)
-    engine.start()
+    engine = started(serve_ready)
     engine.arrive(0, at=1.0, reachable=False)
     engine.ready(0, at=2.0)
     assert told(engine)[2:] == ["update 0", "left 0", "ready 0"]
 
 
 def test_a_lost_client_is_ready_or_gone_or_silent() -> None:
-    engine = engine_of(serve_ready, clients=3)
-    engine.start()
+    engine = started(serve_ready, clients=3)
     engine.lose(0, at=1.0)
     engine.lose(1, reachable=False)
     engine.expire(2)
@@ -112,22 +115,19 @@ def test_a_lost_client_is_ready_or_gone_or_silent() -> None:
 
 
 def test_a_lost_client_that_is_gone_cannot_be_sent_work_in_the_answer() -> None:
-    engine = engine_of(lambda state, event: [Dispatch(event.client, state.model)])
-    engine.start()
-    with pytest.raises(ProtocolError, match="not reachable"):
+    engine = started(lambda state, event: [Dispatch(event.client, state.model)])
+    with pytest.raises(ProtocolError, match=messages.UNREACHABLE):
         engine.lose(0, at=1.0, reachable=False)
 
 
 def test_a_refused_update_is_a_loss_to_the_strategy() -> None:
-    engine = engine_of(serve_ready)
-    engine.start()
+    engine = started(serve_ready)
     engine.refuse(1, at=1.0)
     assert told(engine)[2:] == ["lost 1", "ready 1"]
 
 
 def test_a_newcomer_reports_ready_with_its_examples() -> None:
-    engine = engine_of(serve_ready)
-    engine.start()
+    engine = started(serve_ready)
     engine.join(7, at=1.0, num_examples=5)
     assert engine.log[-1].event == ClientReady(1.0, 7, 5)
     engine.arrive(7, at=2.0)
@@ -140,8 +140,7 @@ def test_a_timer_set_for_now_fires_after_all_updates_of_this_instant() -> None:
             return serve_ready(state, event)
         return [SetTimer("t", event.now)] if isinstance(event, UpdateArrived) else []
 
-    engine = engine_of(answer)
-    engine.start()
+    engine = started(answer)
     engine.arrive(0, at=1.0)
     engine.arrive(1)
     engine.advance()
@@ -149,10 +148,9 @@ def test_a_timer_set_for_now_fires_after_all_updates_of_this_instant() -> None:
 
 
 def test_an_update_at_the_time_of_a_timer_goes_first() -> None:
-    engine = engine_of(
+    engine = started(
         lambda state, event: [*serve_ready(state, event), *([SetTimer("t", 3.0)] if event.now == 0 else [])]
     )
-    engine.start()
     engine.arrive(0, at=3.0)
     engine.advance()
     assert told(engine)[2:] == ["update 0", "ready 0", "t at 3"]
@@ -164,8 +162,7 @@ def test_timers_on_the_way_fire_at_their_time_and_in_order() -> None:
             return [SetTimer("again", event.now + 2)] if event.key == "a" else []
         return [SetTimer("b", 4.0), SetTimer("a", 1.0), SetTimer("c", 4.0)]
 
-    engine = engine_of(answer, clients=1)
-    engine.start()
+    engine = started(answer, clients=1)
     engine.advance(10.0)
     assert told(engine)[1:] == ["a at 1", "again at 3", "b at 4", "c at 4"]
     assert engine.now == 10.0
@@ -177,41 +174,36 @@ def test_setting_a_timer_again_moves_it_and_cancelling_an_unknown_one_is_nothing
             return [SetTimer("t", 1.0), CancelTimer("unknown")]
         return [SetTimer("t", 5.0)] if isinstance(event, ClientReady) else []
 
-    engine = engine_of(answer)
-    engine.start()
+    engine = started(answer)
     engine.advance(9.0)
     assert told(engine)[2:] == ["t at 5"]
 
 
 def test_a_cancelled_timer_does_not_fire() -> None:
-    engine = engine_of(lambda state, event: [SetTimer("t", 1.0), CancelTimer("t")])
-    engine.start()
+    engine = started(lambda state, event: [SetTimer("t", 1.0), CancelTimer("t")])
     engine.advance(5.0)
     assert told(engine) == ["ready 0", "ready 1"]
 
 
 def test_an_instant_that_never_ends_is_an_error() -> None:
-    engine = engine_of(lambda state, event: [SetTimer("t", event.now)])
-    engine.start()
-    with pytest.raises(ProtocolError, match="never ends"):
+    engine = started(lambda state, event: [SetTimer("t", event.now)])
+    with pytest.raises(ProtocolError, match=messages.ENDLESS_INSTANT):
         engine.advance()
 
 
 def test_the_script_must_keep_the_order_of_an_instant() -> None:
-    engine = engine_of(serve_ready, clients=3)
-    engine.start()
+    engine = started(serve_ready, clients=3)
     engine.arrive(1, at=1.0)
-    with pytest.raises(ScriptError, match="out of order"):
+    with pytest.raises(ScriptError, match=messages.OUT_OF_ORDER):
         engine.arrive(0)
     engine.lose(0)
-    with pytest.raises(ScriptError, match="out of order"):
+    with pytest.raises(ScriptError, match=messages.OUT_OF_ORDER):
         engine.arrive(2)
     engine.arrive(2, at=1.5)
 
 
 def test_an_impossible_script_raises_script_error() -> None:
-    engine = engine_of(serve_ready)
-    engine.start()
+    engine = started(serve_ready)
     for wrong in (
         lambda: engine.arrive(9, at=1.0),
         lambda: engine.leave(0, at=2.0),
@@ -230,8 +222,7 @@ def test_a_dispatch_carries_the_version_after_the_commits_listed_before_it() -> 
             return [Dispatch(0, state.model)]
         return [Commit(state.model), Dispatch(1, state.model), Commit(state.model)]
 
-    engine = engine_of(answer)
-    engine.start()
+    engine = started(answer)
     assert [ticket.base_version for ticket in engine.ledger.open_jobs.values()] == [0, 1]
     assert engine.ledger.version == 2
 
@@ -244,7 +235,7 @@ def test_nothing_of_an_illegal_answer_is_carried_out() -> None:
 
     engine = engine_of(answer)
     engine.ready(0)
-    with pytest.raises(ProtocolError, match="still works on ticket 0") as caught:
+    with pytest.raises(ProtocolError, match=messages.BUSY_CLIENT) as caught:
         engine.ready(1)
     assert (engine.ledger.version, engine.ledger.next_ticket, dict(engine.ledger.open_tickets), engine.timers) == (
         0,
@@ -258,25 +249,23 @@ def test_nothing_of_an_illegal_answer_is_carried_out() -> None:
 
 
 def test_an_answer_that_is_no_list_is_an_error() -> None:
-    with pytest.raises(ProtocolError, match="returned a NoneType"):
+    with pytest.raises(ProtocolError, match=messages.NO_LIST):
         engine_of(lambda state, event: None).start()  # type: ignore[arg-type, return-value]
 
 
 def test_after_stop_nothing_more_happens() -> None:
-    engine = engine_of(
+    engine = started(
         lambda state, event: [Stop("enough"), SetTimer("t", 1.0)] if event.client == 1 else serve_ready(state, event), 3
     )
-    engine.start()
     assert engine.stopped == "enough"
     engine.advance(5.0)
     assert told(engine) == ["ready 0", "ready 1"]
-    with pytest.raises(ScriptError, match="enough"):
+    with pytest.raises(ScriptError, match=messages.STOPPED):
         engine.arrive(0, at=6.0)
 
 
 def test_given_numbers_arrive_as_they_were_given() -> None:
-    engine = engine_of(serve_ready)
-    engine.start()
+    engine = started(serve_ready)
     local = [float(i) for i in range(9)]
     engine.arrive(0, local, at=2.0, num_examples=7, steps=5)
     event = engine.log[-2].event
@@ -307,8 +296,7 @@ def test_rule_memory_is_kept_only_when_the_update_is_accepted() -> None:
             return [Reject(event.client, event.ticket, "the second")] if len(uploads) == 2 else []
         return []
 
-    engine = engine_of(answer, clients=1)
-    engine.start()
+    engine = started(answer, clients=1)
     engine.arrive(0, at=1.0)  # accepted
     engine.arrive(0, at=2.0)  # rejected
     engine.refuse(0, at=3.0)
@@ -326,16 +314,14 @@ def test_memory_of_an_accepted_update_reaches_the_job_sent_in_the_very_answer() 
             uploads.append(event.extras["accepted"].item())
         return [Dispatch(event.client, state.model, LocalWork(rule=Tally()))]
 
-    engine = engine_of(answer, clients=1)
-    engine.start()
+    engine = started(answer, clients=1)
     engine.arrive(0, at=1.0)
     engine.arrive(0, at=2.0)
     assert uploads == [0, 1]
 
 
 def test_the_log_prints_one_line_an_event() -> None:
-    engine = engine_of(serve_ready, clients=1)
-    engine.start()
+    engine = started(serve_ready, clients=1)
     engine.arrive(0, at=1.5)
     assert str(engine).splitlines() == [
         "0 s: client 0 is ready (10 examples)",

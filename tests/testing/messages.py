@@ -1,0 +1,10 @@
+"""Expected wording of the errors of the test kit, as regular expressions."""
+
+UNREACHABLE = "not reachable"
+ENDLESS_INSTANT = "never ends"
+OUT_OF_ORDER = "out of order"
+BUSY_CLIENT = "still works on ticket 0"
+NO_LIST = "returned a NoneType"
+STOPPED = "enough"
+UNKNOWN_STEP = "did you mean 'arrive'"
+PASSED_LAW = "kept    legal answers: The strategy answers every event and returns only legal actions."
