@@ -250,7 +250,8 @@ def test_a_client_without_reports_counts_as_registered() -> None:
     engine.lose(1, at=1.0, reachable=False)
     engine.ready(1, at=2.0, num_examples=90)  # more data has arrived, but nobody has trained on it yet
     assert model_after(engine, 0, [8], at=3.0) == [2]  # 10/40
-    assert model_after(engine, 1, [1], at=4.0)  # 90 examples: 2 + 90/100 of (1 - 0) == pytest.approx([2.9], rel=1e-15)
+    # 90 examples: 2 + 90/100 of (1 - 0)
+    assert model_after(engine, 1, [1], at=4.0) == pytest.approx([2.9], rel=1e-15)
 
 
 def test_newcomers_count_from_when_they_appear() -> None:

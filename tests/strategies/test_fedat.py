@@ -81,7 +81,7 @@ def test_the_middle_tier_is_its_own_mirror_image() -> None:
     engine = profiled(
         FedAT(tiers=3, lam=0.0), [0], dict.fromkeys(range(3), 10), {0: (1.0, [6]), 1: (2.0, [6]), 2: (3.0, [6])}
     )
-    assert model_after(engine, 1, [12], at=5.0)  # T = (0, 1, 0): all of w^(2) == [12]
+    assert model_after(engine, 1, [12], at=5.0) == [12]  # T = (0, 1, 0): all of w^(2)
     assert model_after(engine, 0, [100], at=6.0) == [9]  # T = (1, 1, 0): 0 * 100 + 1/2 * 12 + 1/2 * 6
 
 
