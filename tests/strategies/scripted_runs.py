@@ -27,6 +27,13 @@ def start(engine: ScriptedEngine) -> ScriptedEngine:
     return engine
 
 
+def arrive_all(engine: ScriptedEngine, *updates: tuple[int, list[float], float]) -> list[float]:
+    """Let updates (client, local model, time) arrive, and return the model afterwards."""
+    for client, local, at in updates:
+        engine.arrive(client, local, at=at)
+    return engine.model.tolist()
+
+
 def model_after(engine: ScriptedEngine, client: int, local: Any = None, **arrival: Any) -> list[float]:
     """Return the model after a client's update has arrived."""
     engine.arrive(client, local, **arrival)

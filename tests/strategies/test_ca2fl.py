@@ -10,7 +10,7 @@ from offbeat.core.protocol import ClientReady, Commit, Note, UpdateArrived
 from offbeat.core.strategies.ca2fl import CA2FL
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.testing import PATTERNS, CopyingStore, ScriptedEngine, hand_world, play, random_script, tiny_world
-from strategies.scripted_runs import actions, model_after, open_job, started
+from strategies.scripted_runs import actions, arrive_all, model_after, open_job, started
 
 FOUR = {0: 10, 1: 10, 2: 10, 3: 10}
 
@@ -33,8 +33,7 @@ def test_three_steps_of_the_rule() -> None:
 
 def test_a_second_upload_in_one_buffer_is_compared_with_the_first() -> None:
     engine = started(CA2FL(k=2), [0])
-    engine.arrive(0, [4], at=1.0)
-    engine.arrive(0, [6], at=2.0)
+    arrive_all(engine, (0, [4], 1.0), (0, [6], 2.0))
     assert engine.model.tolist() == [3]  # (4 + (6 - 4)) / 2; against the cache of before the buffer it would be 5
     engine.arrive(1, [2], at=3.0)  # base 0: Delta = 2
     assert model_after(engine, 0, [9], at=4.0) == [7]  # base 3: Delta = 6 = h_0; h = 6 / 2 = 3: 3 + 3 + (2 + 0) / 2
@@ -132,10 +131,7 @@ def test_a_client_gets_the_current_model_at_once() -> None:
 
 def test_the_notes_tell_how_well_caches_predict_and_how_much_they_calibrate() -> None:
     engine = started(CA2FL(k=2), [0], FOUR)
-    engine.arrive(0, [4], at=1.0)
-    engine.arrive(1, [8], at=2.0)
-    engine.arrive(2, [2], at=3.0)
-    engine.arrive(0, [6], at=4.0)
+    arrive_all(engine, (0, [4], 1.0), (1, [8], 2.0), (2, [2], 3.0), (0, [6], 4.0))
     assert [note.values for note in actions(engine, Note)] == [
         {"residual": 1.0}, {"residual": 1.0}, {"h": 0.0, "v": 6.0, "cached": 0.5},
         {"residual": 1.0}, {"residual": pytest.approx((6 - 4) / 6)}, {"h": 3.0, "v": 5.0, "cached": 0.75},

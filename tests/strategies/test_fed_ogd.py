@@ -18,7 +18,7 @@ from offbeat.core.strategies.fed_ogd import FedOGD, Orthogonal, OrthogonalDiffer
 from offbeat.testing import ScriptedEngine, TinyClients, hand_world, layout_of, tiny_layout, tiny_world
 from offbeat.testing.tiny_worlds import Sgd
 from offbeat.training.descent import LocalSGD, Optimizer, descend, make_local_job
-from strategies.scripted_runs import actions, at_work, model_at, open_job, start
+from strategies.scripted_runs import actions, arrive_all, at_work, model_at, open_job, start
 
 THREE = {0: 10, 1: 10, 2: 10}
 TINY = 1e-12
@@ -543,8 +543,7 @@ def test_the_rounding_of_a_difference_is_corrected_by_the_next_one() -> None:
 
 def test_statistics_are_the_mean_of_the_caches_that_exist() -> None:
     engine = started(FedOGD(lr_local=0.5, lr_global=1.0, epoch=1.0), [0, 1, 5], statistics=True)
-    engine.arrive(0, [-1, 4, 6], at=0.5)
-    engine.arrive(1, [-2, 8, 3], at=0.5)
+    arrive_all(engine, (0, [-1, 4, 6], 0.5), (1, [-2, 8, 3], 0.5))
     engine.advance(1.0)
     # G = 2 and 4 of three; statistics (4 + 8) / 2 of two: the third counts as nothing, not as 0; max(5, 6, 3)
     assert close(engine.model, [-2, 6, 6])
@@ -555,8 +554,7 @@ def test_statistics_are_the_mean_of_the_caches_that_exist() -> None:
 
 def test_without_caches_statistics_are_those_of_this_epochs_reporters() -> None:
     engine = started(FedOGD(lr_local=0.5, lr_global=1.0, epoch=1.0, cache=False), [0, 1, 5], statistics=True)
-    engine.arrive(0, [-1, 4, 6], at=0.5)
-    engine.arrive(1, [-2, 8, 3], at=0.5)
+    arrive_all(engine, (0, [-1, 4, 6], 0.5), (1, [-2, 8, 3], 0.5))
     assert close(model_at(engine, 1.0), [-3, 6, 6])
     engine.arrive(2, [-3, 3, 9], at=1.5)
     assert close(model_at(engine, 2.0), [-9, 3, 9])
@@ -564,8 +562,7 @@ def test_without_caches_statistics_are_those_of_this_epochs_reporters() -> None:
 
 def test_with_differences_reporters_statistics_are_mixed_in_by_their_share_of_all_heard() -> None:
     engine = started(FedOGD(lr_local=0.5, lr_global=1.0, epoch=1.0, upload="difference"), [0, 1, 5], statistics=True)
-    engine.arrive(0, [-1, 4, 6], at=0.5)
-    engine.arrive(1, [-2, 8, 3], at=0.5)
+    arrive_all(engine, (0, [-1, 4, 6], 0.5), (1, [-2, 8, 3], 0.5))
     assert close(model_at(engine, 1.0), [-2, 6, 6])  # two of two heard
     engine.arrive(2, [-3, 3, 9], at=1.5)
     assert close(model_at(engine, 2.0), [-6, 5, 9])  # one of three: 6 + (3 - 6) / 3

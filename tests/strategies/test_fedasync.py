@@ -10,7 +10,7 @@ from offbeat.core.parts.staleness import Hinge, Polynomial
 from offbeat.core.protocol import LocalWork, Reject
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.testing import identical
-from strategies.scripted_runs import model_after, open_job, started
+from strategies.scripted_runs import arrive_all, model_after, open_job, started
 
 
 def test_a_fresh_update_is_mixed_with_alpha() -> None:
@@ -104,8 +104,7 @@ def test_in_the_delta_form_statistics_may_be_replaced_by_the_clients() -> None:
 
 def test_an_update_over_the_limit_of_staleness_is_rejected_and_its_client_served_again() -> None:
     engine = started(FedAsync(alpha=0.5, max_staleness=1), [0])
-    engine.arrive(0, [2], at=1.0)
-    engine.arrive(0, [3], at=2.0)
+    arrive_all(engine, (0, [2], 1.0), (0, [3], 2.0))
     before = engine.model
     engine.arrive(1, [100], at=3.0)  # u = 2
     assert engine.model is before
@@ -119,8 +118,7 @@ def test_an_update_over_the_limit_of_staleness_is_rejected_and_its_client_served
 
 def test_an_update_at_the_limit_of_staleness_counts() -> None:
     engine = started(FedAsync(alpha=0.5, max_staleness=1, staleness="constant"), [0])
-    engine.arrive(0, [2], at=1.0)
-    assert model_after(engine, 1, [5], at=2.0) == [3]  # .5 * 1 + .5 * 5
+    assert arrive_all(engine, (0, [2], 1.0), (1, [5], 2.0)) == [3]  # .5 * 1 + .5 * 5
 
 
 def test_updates_of_one_instant_are_mixed_one_by_one() -> None:

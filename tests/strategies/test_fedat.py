@@ -11,7 +11,16 @@ from offbeat.core.strategies.fedat import FedAT
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.fedprox import FedProx
 from offbeat.testing import ScriptedEngine, hand_world, play, random_script, tiny_world
-from strategies.scripted_runs import TWO, at_work, model_after, model_after_instant, model_at, open_job, rejected
+from strategies.scripted_runs import (
+    TWO,
+    arrive_all,
+    at_work,
+    model_after,
+    model_after_instant,
+    model_at,
+    open_job,
+    rejected,
+)
 
 Answers = dict[int, tuple[float, list[float]]]  # client -> (when, what) of its first job, in order of time
 
@@ -98,8 +107,7 @@ def test_a_tier_is_the_mean_of_its_own_clients_weighted_by_examples_and_all_are_
         FedAT(tiers=2, lam=0.0), [0], {0: 10, 1: 30, 2: 60}, {0: (1.0, [4]), 1: (2.0, [4]), 2: (3.0, [4])}
     )
     assert tiers(engine) == [[0], [1, 2]]  # bounds 0, 3 // 2, 3
-    engine.arrive(2, [7], at=5.0)
-    engine.arrive(1, [1], at=6.0)
+    arrive_all(engine, (2, [7], 5.0), (1, [1], 6.0))
     # w^(2) = (60 * 7 + 30 * 1) / 90 = 5; T = (0, 1): all the weight is on w^(1) = 4
     assert engine.state.tiers[1].model.tolist() == [5]
     assert engine.model.tolist() == [4]
@@ -145,8 +153,7 @@ def test_statistics_follow_the_weights_and_counters_never_fall() -> None:
     clients, first = {0: 30, 1: 10, 2: 60}, {1: (1.0, [0, 2, 1]), 2: (2.0, [0, 2, 5]), 0: (4.0, [0, 2, 1])}
     engine = profiled(strategy, [9, 9, 0], clients, first, statistics=True)
     assert (engine.model.tolist(), tiers(engine)) == ([0, 2, 5], [[1], [2, 0]])
-    engine.arrive(2, [4, 2, 6], at=6.0)
-    engine.arrive(0, [7, 5, 3], at=7.0)
+    arrive_all(engine, (2, [4, 2, 6], 6.0), (0, [7, 5, 3], 7.0))
     # w^(2): (60 * 4 + 30 * 7) / 90 = 5, (60 * 2 + 30 * 5) / 90 = 3, max(5, 6, 3) = 6
     assert engine.state.tiers[1].model.tolist() == pytest.approx([5, 3, 6], rel=1e-15)
     # counts + 1 = (1, 2): 2/3 (0, 2) + 1/3 (5, 3); max(5, 6)
@@ -177,9 +184,7 @@ def test_a_newcomer_is_measured_at_once_and_joins_the_tier_of_nearest_speed() ->
     assert tiers(engine) == [[0, 2], [1]]
     engine.arrive(0, [11], at=8.0)
     engine.advance()
-    engine.arrive(0, [9], at=9.0)
-    engine.arrive(2, [1], at=10.0)
-    engine.arrive(1, [3], at=11.0)
+    arrive_all(engine, (0, [9], 9.0), (2, [1], 10.0), (1, [3], 11.0))
     # w^(1) = (10 * 9 + 10 * 1) / 20 = 5, w^(2) = 3; T = (2, 1): 1/3 * 5 + 2/3 * 3
     assert engine.model.tolist() == pytest.approx([11 / 3], rel=1e-15)
 
@@ -215,8 +220,7 @@ def test_a_lost_member_does_not_hold_up_its_tier() -> None:
 def test_deadlines_hold_for_profiling_and_for_each_tier_by_itself() -> None:
     engine = ScriptedEngine(FedAT(tiers=2, lam=0.0, deadline=5.0), hand_world([0], {0: 10, 1: 10, 2: 10}))
     engine.start()
-    engine.arrive(0, [4], at=1.0)
-    engine.arrive(1, [8], at=3.0)
+    arrive_all(engine, (0, [4], 1.0), (1, [8], 3.0))
     assert (model_at(engine, 5.0), tiers(engine)) == ([6], [[0], [1]])
     engine.arrive(2, [100], at=6.0)
     assert (rejected(engine), tiers(engine)) == ([2], [[0], [1, 2]])
@@ -230,8 +234,7 @@ def test_deadlines_hold_for_profiling_and_for_each_tier_by_itself() -> None:
 def test_tiers_are_cut_anew_by_mean_durations_and_jobs_under_way_count_where_they_were_sent_out() -> None:
     engine = profiled(FedAT(tiers=2, lam=0.0, retier=2), [0], FOUR, {k: (k + 1.0, [4]) for k in range(4)})
     assert tiers(engine) == [[0, 1], [2, 3]]
-    engine.arrive(0, [4], at=5.0)
-    engine.arrive(2, [6], at=7.0)
+    arrive_all(engine, (0, [4], 5.0), (2, [6], 7.0))
     engine.arrive(3, [10], at=8.0)  # w^(2) = 8
     engine.arrive(1, [8], at=14.0)  # w^(1) = 6; the second tier round: means are now 1, (2 + 10) / 2 = 6, 3 and 4
     assert engine.model.tolist() == [7]  # T = (1, 1)

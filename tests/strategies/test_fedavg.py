@@ -5,6 +5,7 @@ from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.testing import ScriptedEngine, hand_world
 from strategies.scripted_runs import (
     TWO,
+    arrive_all,
     at_work,
     model_after,
     model_after_instant,
@@ -38,8 +39,7 @@ def test_what_counts_is_how_many_examples_were_trained_on() -> None:
 
 def test_two_rounds_follow_each_other() -> None:
     engine = started(FedAvg(), [0], TWO)
-    engine.arrive(0, [4], at=1.0)
-    engine.arrive(1, [8], at=2.0)
+    arrive_all(engine, (0, [4], 1.0), (1, [8], 2.0))
     engine.advance()
     assert [
         (ticket.client, ticket.base.tolist(), ticket.base_version, ticket.started)
@@ -48,15 +48,13 @@ def test_two_rounds_follow_each_other() -> None:
         (0, [7], 1, 2.0),  # (10 * 4 + 30 * 8) / 40 = 7
         (1, [7], 1, 2.0),
     ]
-    engine.arrive(1, [3], at=3.0)
-    assert model_after(engine, 0, [7], at=4.0) == [4]  # (30 * 3 + 10 * 7) / 40
+    assert arrive_all(engine, (1, [3], 3.0), (0, [7], 4.0)) == [4]  # (30 * 3 + 10 * 7) / 40
     assert engine.ledger.version == 2
 
 
 def test_statistics_are_averaged_and_counters_take_the_maximum() -> None:
     engine = started(FedAvg(), [0, 1, 3], TWO, statistics=True)
-    engine.arrive(0, [1, 2, 7], at=1.0)
-    engine.arrive(1, [5, 6, 4], at=2.0)
+    arrive_all(engine, (0, [1, 2, 7], 1.0), (1, [5, 6, 4], 2.0))
     # (10 * 1 + 30 * 5) / 40 = 4; (10 * 2 + 30 * 6) / 40 = 5, the server's 1 has no weight; max(3, 7, 4) = 7
     assert engine.model.tolist() == [4, 5, 7]
 
@@ -109,8 +107,7 @@ def test_a_deadline_without_reports_keeps_the_model() -> None:
 
 def test_an_old_deadline_does_not_close_the_next_round() -> None:
     engine = started(FedAvg(deadline=5.0), [0], TWO)
-    engine.arrive(0, [4], at=3.0)
-    engine.arrive(1, [8], at=4.0)
+    arrive_all(engine, (0, [4], 3.0), (1, [8], 4.0))
     engine.advance(8.9)  # the second round opened at 4 s and may last until 9 s
     assert at_work(engine) == [0, 1]
     assert engine.ledger.version == 1
@@ -120,8 +117,7 @@ def test_an_old_deadline_does_not_close_the_next_round() -> None:
 def test_over_selection_asks_more_and_closes_when_enough_have_answered() -> None:
     engine = started(FedAvg(sample=2, over_select=0.5), [0], {0: 10, 1: 10, 2: 10})
     assert at_work(engine) == [0, 1, 2]  # ceil(2 * 1.5) = 3
-    engine.arrive(2, [6], at=1.0)
-    assert model_after(engine, 0, [2], at=2.0) == [4]
+    assert arrive_all(engine, (2, [6], 1.0), (0, [2], 2.0)) == [4]
     engine.arrive(1, [100], at=3.0)
     assert rejected(engine) == [1]
     assert engine.model.tolist() == [4]
@@ -143,8 +139,7 @@ def test_the_slowest_client_has_its_chance_in_every_round() -> None:
     for seed in range(60):
         engine = start(ScriptedEngine(FedAvg(sample=2), hand_world([0], FOUR, seed=seed)))
         fast, slow = at_work(engine)
-        engine.arrive(fast, [1], at=1.0)
-        engine.arrive(slow, [1], at=2.0)
+        arrive_all(engine, (fast, [1], 1.0), (slow, [1], 2.0))
         engine.advance()
         again += slow in engine.ledger.open_tickets
     assert 15 <= again <= 45  # half of 60 expected, 4 standard deviations are 15

@@ -5,7 +5,7 @@ import pytest
 from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.protocol import Reject
 from offbeat.core.strategies.fedbuff import FedBuff
-from strategies.scripted_runs import actions, at_work, model_after, model_at, open_job, started
+from strategies.scripted_runs import actions, arrive_all, at_work, model_after, model_at, open_job, started
 
 THREE = {0: 10, 1: 10, 2: 10}
 LINEAR = Polynomial(a=1.0)  # s(u) = 1 / (1 + u): short numbers
@@ -21,8 +21,7 @@ def test_the_model_moves_by_the_mean_delta_when_k_updates_are_there() -> None:
 
 def test_the_server_rate_scales_the_step() -> None:
     engine = started(FedBuff(k=2, lr=0.5), [0])
-    engine.arrive(0, [2], at=1.0)
-    assert model_after(engine, 1, [6], at=2.0) == [2]  # .5 * (2 + 6) / 2
+    assert arrive_all(engine, (0, [2], 1.0), (1, [6], 2.0)) == [2]  # .5 * (2 + 6) / 2
 
 
 def test_a_client_gets_the_current_model_at_once_and_may_fill_the_buffer_alone() -> None:
@@ -35,8 +34,7 @@ def test_a_client_gets_the_current_model_at_once_and_may_fill_the_buffer_alone()
 
 def test_stale_deltas_are_discounted_and_divided_by_k_not_by_their_weights() -> None:
     engine = started(FedBuff(k=2, staleness=LINEAR), [0])
-    engine.arrive(0, [2], at=1.0)
-    assert model_after(engine, 0, [4], at=2.0) == [3]  # version 1
+    assert arrive_all(engine, (0, [2], 1.0), (0, [4], 2.0)) == [3]  # version 1
     engine.arrive(1, [8], at=3.0)  # u = 1: .5 * (8 - 0) = 4
     engine.arrive(0, [5], at=4.0)  # u = 0: 1 * (5 - 3) = 2
     assert engine.model.tolist() == [6]  # 3 + (4 + 2) / 2; by the weights it would be 3 + 6 / 1.5 = 7
@@ -44,22 +42,18 @@ def test_stale_deltas_are_discounted_and_divided_by_k_not_by_their_weights() -> 
 
 def test_the_default_discount_is_one_over_the_root() -> None:
     engine = started(FedBuff(k=1), [0])
-    engine.arrive(0, [1], at=1.0)
-    engine.arrive(0, [2], at=2.0)
-    assert model_after(engine, 0, [3], at=3.0) == [3]  # all fresh
+    assert arrive_all(engine, (0, [1], 1.0), (0, [2], 2.0), (0, [3], 3.0)) == [3]  # all fresh
     assert model_after(engine, 1, [8], at=4.0) == [7]  # u = 3: 3 + 8 / sqrt(4)
 
 
 def test_with_client_weights_the_sum_is_not_divided_by_k() -> None:
     engine = started(FedBuff(k=2, lr=2.0, client_weight="examples"), [0])
-    engine.arrive(0, [4], at=1.0)
-    assert model_after(engine, 1, [8], at=2.0) == [14]  # 2 * (10/40 * 4 + 30/40 * 8)
+    assert arrive_all(engine, (0, [4], 1.0), (1, [8], 2.0)) == [14]  # 2 * (10/40 * 4 + 30/40 * 8)
 
 
 def test_statistics_are_averaged_with_the_weights_of_the_deltas() -> None:
     engine = started(FedBuff(k=2, staleness=LINEAR), [0, 1, 5], statistics=True)
-    engine.arrive(0, [2, 4, 6], at=1.0)
-    engine.arrive(0, [4, 8, 3], at=2.0)
+    arrive_all(engine, (0, [2, 4, 6], 1.0), (0, [4, 8, 3], 2.0))
     assert engine.model.tolist() == [3, 6, 6]  # (4 + 8) / 2 as values, nothing of the server's 1; max(5, 6, 3)
     engine.arrive(1, [8, 3, 2], at=3.0)  # weight .5
     engine.arrive(0, [5, 6, 4], at=4.0)  # weight 1
@@ -68,8 +62,7 @@ def test_statistics_are_averaged_with_the_weights_of_the_deltas() -> None:
 
 def test_an_update_over_the_limit_of_staleness_is_rejected_and_takes_no_place() -> None:
     engine = started(FedBuff(k=2, max_staleness=0), [0])
-    engine.arrive(0, [2], at=1.0)
-    engine.arrive(0, [4], at=2.0)
+    arrive_all(engine, (0, [2], 1.0), (0, [4], 2.0))
     engine.arrive(1, [100], at=3.0)  # u = 1
     rejected = actions(engine, Reject)
     assert rejected == [Reject(1, 1, "staleness 1 is over 0")]
@@ -106,8 +99,7 @@ def test_an_excluded_client_waits_for_the_step_and_then_gets_the_new_model() -> 
 
 def test_when_no_other_client_can_report_the_step_uses_the_buffer_as_it_is() -> None:
     engine = started(FedBuff(k=5, exclude_buffered=True), [0])
-    engine.arrive(0, [2], at=1.0)
-    engine.arrive(1, [4], at=2.0)
+    arrive_all(engine, (0, [2], 1.0), (1, [4], 2.0))
     assert engine.ledger.version == 0
     engine.advance()  # the instant is over, and nobody came
     assert (engine.model.tolist(), engine.ledger.version) == ([3], 1)  # two updates, divided by two
@@ -145,8 +137,7 @@ def test_an_excluded_client_that_left_is_served_when_it_is_back() -> None:
 
 def test_a_rejected_update_does_not_exclude_its_client() -> None:
     engine = started(FedBuff(k=1, exclude_buffered=True, max_staleness=0), [0])
-    engine.arrive(0, [2], at=1.0)
-    engine.arrive(1, [4], at=2.0)
+    arrive_all(engine, (0, [2], 1.0), (1, [4], 2.0))
     assert engine.ledger.version == 1
     assert at_work(engine) == [0, 1]
 

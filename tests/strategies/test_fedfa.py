@@ -8,7 +8,7 @@ from offbeat.core.protocol import Commit, Note, UpdateArrived
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedfa import FedFa
 from offbeat.testing import ScriptedEngine, play, random_script, tiny_world
-from strategies.scripted_runs import model_after, open_job, started
+from strategies.scripted_runs import arrive_all, model_after, open_job, started
 
 
 def test_the_model_is_the_mean_of_the_last_k_models_after_every_arrival() -> None:
@@ -45,8 +45,7 @@ def test_with_deltas_the_anchor_is_the_model_from_before_the_window() -> None:
 @pytest.mark.parametrize("queue", ["models", "deltas"])
 def test_statistics_are_the_mean_of_the_queue_and_counters_the_maximum(queue: str) -> None:
     engine = started(FedFa(k=2, queue=queue), [0, 1, 5], statistics=True)
-    engine.arrive(0, [2, 4, 6], at=1.0)
-    engine.arrive(1, [4, 8, 3], at=2.0)
+    arrive_all(engine, (0, [2, 4, 6], 1.0), (1, [4, 8, 3], 2.0))
     assert engine.model.tolist() == [3, 6, 6]  # (4 + 8) / 2, nothing of the server's 1; max(5, 6, 3)
     engine.arrive(0, [6, 2, 4], at=3.0)
     # models (4 + 6) / 2; deltas 0 + 2 / 2 + (4 + 6) / 2; (8 + 2) / 2; max(6, 3, 4)

@@ -21,7 +21,7 @@ from offbeat.core.strategies.fedpsa import sketch as sketching
 from offbeat.core.strategies.fedpsa.sketch import GaussianSketch, Sketched
 from offbeat.testing import ScriptedEngine, hand_world, parse_script, play, random_script, tiny_layout, tiny_world
 from strategies import messages
-from strategies.scripted_runs import TWO, at_work, model_after, noted, open_job, start
+from strategies.scripted_runs import TWO, arrive_all, at_work, noted, open_job, start
 
 THREE = {0: 10, 1: 10, 2: 10}
 
@@ -112,9 +112,7 @@ def test_the_queue_holds_the_last_norms_only_and_its_first_mean_for_ever() -> No
 def test_a_queue_full_of_zeros_leaves_the_ratio_at_one() -> None:
     engine = started(FedPSA(buffer=2, queue=2, gamma=2.0, delta=0.5), [1, 0])
     engine.arrive(0, [1, 0], at=1.0)  # nothing learned: M_0 = 0
-    engine.arrive(1, [1, 0], at=2.0)
-    engine.arrive(0, [3, 0], at=3.0)
-    engine.arrive(1, [1, 0], at=4.0)
+    arrive_all(engine, (1, [1, 0], 2.0), (0, [3, 0], 3.0), (1, [1, 0], 4.0))
     assert noted(engine, "temperature") == [2.5, 2.5]
     assert all(map(math.isfinite, engine.model.tolist()))
 
@@ -143,8 +141,7 @@ def test_without_the_thermometer_the_temperature_is_constant_from_the_first_step
 
 def test_the_server_rate_scales_the_step() -> None:
     engine = started(FedPSA(buffer=2, lr=0.5), [1, 0])
-    engine.arrive(0, [3, 0], at=1.0)
-    assert model_after(engine, 1, [1, 4], at=2.0) == [1.5, 1]  # 1 + .5 * 2/2, .5 * 4/2
+    assert arrive_all(engine, (0, [3, 0], 1.0), (1, [1, 4], 2.0)) == [1.5, 1]  # 1 + .5 * 2/2, .5 * 4/2
 
 
 def test_statistics_are_averaged_with_the_weights_and_count_neither_in_norms_nor_in_sketches() -> None:
@@ -318,8 +315,7 @@ def test_lost_and_refused_updates_take_no_place_in_buffer_or_queue() -> None:
 def test_a_newcomer_counts_like_anybody_else() -> None:
     engine = started(FedPSA(buffer=2), [1, 0])
     engine.join(7, at=1.0)
-    engine.arrive(7, [3, 0], at=2.0)
-    assert model_after(engine, 7, [1, 2], at=3.0) == [2, 1]
+    assert arrive_all(engine, (7, [3, 0], 2.0), (7, [1, 2], 3.0)) == [2, 1]
 
 
 def test_a_client_gets_the_current_model_at_once_and_may_fill_the_buffer_alone() -> None:

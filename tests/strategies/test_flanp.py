@@ -9,7 +9,7 @@ from offbeat.core.protocol import Commit, Note, Reject, Strategy
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.flanp import FLANP
 from offbeat.testing import ScriptedEngine, hand_world, play, random_script, tiny_world
-from strategies.scripted_runs import at_work, model_after, model_at
+from strategies.scripted_runs import arrive_all, at_work, model_after, model_at
 
 THREE = {0: 10, 1: 10, 2: 20}
 
@@ -42,9 +42,7 @@ def test_all_clients_are_measured_in_a_fedavg_round_and_the_fastest_start() -> N
     engine = ScriptedEngine(FLANP(n0=2), hand_world([0], {0: 10, 1: 10, 2: 20}))
     engine.start()
     assert at_work(engine) == [0, 1, 2]
-    engine.arrive(2, [4], at=1.0)
-    engine.arrive(0, [8], at=2.0)
-    assert model_after(engine, 1, [16], at=3.0) == [8]  # (20 * 4 + 10 * 8 + 10 * 16) / 40
+    assert arrive_all(engine, (2, [4], 1.0), (0, [8], 2.0), (1, [16], 3.0)) == [8]  # (20 * 4 + 10 * 8 + 10 * 16) / 40
     engine.advance()
     assert at_work(engine) == [0, 2]
     assert all(job.base is engine.model for job in engine.ledger.open_jobs.values())
@@ -158,8 +156,7 @@ def test_those_not_measured_in_profiling_come_in_until_the_first_stage_has_n0() 
     engine.start()
     engine.lose(2, at=1.0, reachable=False)
     engine.lose(3, at=1.0, reachable=False)
-    engine.arrive(0, [8], at=1.5)
-    engine.arrive(1, [8], at=2.0)
+    arrive_all(engine, (0, [8], 1.5), (1, [8], 2.0))
     engine.advance()
     assert at_work(engine) == [0, 1]  # two are measured
     engine.back(2, at=2.0)

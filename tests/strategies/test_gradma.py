@@ -23,7 +23,7 @@ from offbeat.testing.tiny_worlds import Sgd
 from offbeat.training.client_data import ClientData
 from offbeat.training.descent import descend, make_local_job
 from offbeat.training.trainer import Trainer, Training
-from strategies.scripted_runs import TWO, open_job, start, started
+from strategies.scripted_runs import TWO, arrive_all, open_job, start, started
 
 
 def answer(engine: ScriptedEngine, *deltas: Sequence[float]) -> Tensor:
@@ -277,13 +277,11 @@ def test_a_newcomer_is_in_the_next_round_and_in_the_memory() -> None:
 
 def test_statistics_are_averaged_and_counters_take_the_maximum_whatever_the_momentum() -> None:
     engine = started(GradMA(beta1=0.5), [0, 1, 3], statistics=True)
-    engine.arrive(0, [-4.0, 2.0, 7.0], at=1.0)
-    engine.arrive(1, [4.0, 6.0, 4.0], at=2.0)
+    arrive_all(engine, (0, [-4.0, 2.0, 7.0], 1.0), (1, [4.0, 6.0, 4.0], 2.0))
     # params: 4 and -4 object to each other, 0 is left; (10 * 2 + 30 * 6) / 40 = 5; max(3, 7, 4) = 7
     close(engine.model, [0, 5, 7])
     engine.advance()
-    engine.arrive(0, [-2.0, 8.0, 8.0], at=3.0)
-    engine.arrive(1, [-2.0, 4.0, 9.0], at=4.0)
+    arrive_all(engine, (0, [-2.0, 8.0, 8.0], 3.0), (1, [-2.0, 4.0, 9.0], 4.0))
     close(engine.model, [-2, 5, 9])  # (10 * 8 + 30 * 4) / 40 = 5: no momentum in them
     assert engine.state.momentum.numel() == 1
 

@@ -11,7 +11,7 @@ from offbeat.core.protocol import Commit, Dispatch
 from offbeat.scenario.delays import PerClient
 from offbeat.scenario.streaming import Growing
 from offbeat.testing import ScriptedEngine, hand_world
-from strategies.scripted_runs import start
+from strategies.scripted_runs import arrive_all, start
 
 
 def dispatches(engine: ScriptedEngine) -> list[tuple[int, list[float]]]:
@@ -25,9 +25,7 @@ def commits(engine: ScriptedEngine) -> list[list[float]]:
 def test_a_local_client_goes_on_with_its_own_model_and_nothing_is_committed() -> None:
     engine = ScriptedEngine(Local(), hand_world([1.0, 2.0], {0: 10, 1: 30}))
     engine.start()
-    engine.arrive(0, [5.0, 6.0], at=1.0)
-    engine.arrive(1, [7.0, 8.0], at=2.0)
-    engine.arrive(0, [9.0, 9.0], at=3.0)
+    arrive_all(engine, (0, [5.0, 6.0], 1.0), (1, [7.0, 8.0], 2.0), (0, [9.0, 9.0], 3.0))
     assert dispatches(engine) == [(0, [1.0, 2.0]), (1, [1.0, 2.0]), (0, [5.0, 6.0]), (1, [7.0, 8.0]), (0, [9.0, 9.0])]
     assert commits(engine) == []
     assert engine.strategy.model_for(engine.state, 1).tolist() == [7.0, 8.0]

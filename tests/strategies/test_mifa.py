@@ -12,7 +12,7 @@ from offbeat.core.strategies.fed_ogd import FedOGD
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.mifa import Mifa
 from offbeat.testing import ScriptedEngine, hand_world, play, random_script, tiny_world
-from strategies.scripted_runs import TWO, at_work, model_after, model_after_instant, model_at, started
+from strategies.scripted_runs import TWO, arrive_all, at_work, model_after, model_after_instant, model_at, started
 
 
 def committed(engine: ScriptedEngine) -> list[list[float]]:
@@ -78,8 +78,7 @@ def test_an_answer_that_was_not_used_yet_is_not_given_up() -> None:
 
 def test_a_lost_or_refused_client_keeps_its_gradient() -> None:
     engine = started(Mifa(lr=0.5), [0])
-    engine.arrive(0, [-1], at=1.0)
-    engine.arrive(1, [-3], at=2.0)
+    arrive_all(engine, (0, [-1], 1.0), (1, [-3], 2.0))
     engine.advance()
     engine.refuse(1, at=3.0)
     assert model_after(engine, 0, [-1], at=4.0) == [-3]  # -2 - .5 * (-2 + 6) / 2
@@ -87,8 +86,7 @@ def test_a_lost_or_refused_client_keeps_its_gradient() -> None:
 
 def test_a_round_without_reports_takes_no_step() -> None:
     engine = started(Mifa(lr=0.5), [0])
-    engine.arrive(0, [-1], at=1.0)
-    engine.arrive(1, [-3], at=2.0)
+    arrive_all(engine, (0, [-1], 1.0), (1, [-3], 2.0))
     engine.advance()
     engine.lose(0, at=3.0)
     engine.lose(1, at=4.0)
@@ -102,9 +100,7 @@ def test_a_newcomer_counts_in_n_from_when_it_appears() -> None:
     assert model_after(engine, 1, [-2], at=2.0) == [-1]  # G = 2, 4 and nothing yet: - .5 * 6 / 3
     engine.advance()
     assert at_work(engine) == [0, 1, 2]
-    engine.arrive(2, [-2], at=3.0)
-    engine.arrive(0, [-1], at=4.0)
-    engine.arrive(1, [-1], at=5.0)
+    arrive_all(engine, (2, [-2], 3.0), (0, [-1], 4.0), (1, [-1], 5.0))
     assert engine.model.item() == pytest.approx(-1 - 1 / 3, rel=1e-15)  # G = 0, 0, 2: -1 - .5 * 2 / 3
     assert noted(engine, "never_heard") == [1, 0]
 
@@ -164,8 +160,7 @@ def test_no_step_before_all_clients_have_been_available_once() -> None:
     assert committed(engine) == []  # client 1 came, but was not asked yet
     assert at_work(engine) == [0, 1]
     assert all(job.base is engine.world.model for job in engine.ledger.open_jobs.values())  # w_0 still
-    engine.arrive(1, [-3], at=3.0)
-    engine.arrive(0, [-1], at=4.0)
+    arrive_all(engine, (1, [-3], 3.0), (0, [-1], 4.0))
     assert committed(engine) == [[-2]]  # G = 2, 6, both of w_0
 
 

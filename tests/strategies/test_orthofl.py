@@ -30,7 +30,7 @@ from offbeat.testing import (
     random_script,
     tiny_world,
 )
-from strategies.scripted_runs import model_after, open_job, started
+from strategies.scripted_runs import arrive_all, model_after, open_job, started
 
 A, B, C = 0, 1, 2
 TWO = {A: 10, B: 10}
@@ -107,9 +107,7 @@ def test_with_the_chain_as_reference_and_a_first_weight_of_one_it_is_the_public_
 
 def test_the_first_weight_counts_for_the_first_update_only() -> None:
     engine = on_layers(OrthoFL(beta=0.6, a=0.5, first_alpha=1.0))
-    engine.arrive(A, [1, 0, 2], at=1.0)
-    engine.arrive(B, [1, 1, 0], at=2.0)
-    engine.arrive(A, [2, 0.5, 2.5], at=3.0)
+    arrive_all(engine, (A, [1, 0, 2], 1.0), (B, [1, 1, 0], 2.0), (A, [2, 0.5, 2.5], 3.0))
     # W1 = (1, 0, 2), W2 = (1, .424264069, 1.151471863): D = (0, .424264069), (-.848528137); d = (1, .5), (.5)
     # l1: .212132034 / 1.25 = .169705627 of d goes: (-.169705627, .339411255). From the chain it would be (-.1, .2), as
     # above
@@ -161,8 +159,7 @@ def test_without_the_moving_average_the_model_is_the_last_calibrated_clients() -
 
 def test_with_neither_the_last_client_is_the_model() -> None:
     engine = started(OrthoFL(calibrate=False, moving_average=False), [0])
-    engine.arrive(A, [4], at=1.0)
-    assert model_after(engine, B, [6], at=2.0) == [6]
+    assert arrive_all(engine, (A, [4], 1.0), (B, [6], 2.0)) == [6]
     assert sent(engine, B) is engine.model
 
 
@@ -197,8 +194,7 @@ def test_pairwise_works_layer_by_layer() -> None:
 
 def test_pairwise_without_the_moving_average_evaluates_the_chain() -> None:
     engine = started(OrthoFL(projection="pairwise", moving_average=False), [0, 0])
-    engine.arrive(A, [2, 0], at=1.0)
-    assert model_after(engine, B, [3, 4], at=2.0) == [2, 4]
+    assert arrive_all(engine, (A, [2, 0], 1.0), (B, [3, 4], 2.0)) == [2, 4]
     assert sent(engine, B) is engine.model
 
 
@@ -334,8 +330,7 @@ def test_a_newcomer_is_sent_the_model_and_counts_from_then() -> None:
 @pytest.mark.parametrize("how", ["lose", "refuse"])
 def test_a_client_whose_work_was_lost_or_refused_starts_anew(how: str) -> None:
     engine = started(OrthoFL(**QUARTERS), [0, 0])
-    engine.arrive(A, [4, 0], at=1.0)
-    engine.arrive(B, [0, 4], at=2.0)
+    arrive_all(engine, (A, [4, 0], 1.0), (B, [0, 4], 2.0))
     before = engine.model
     getattr(engine, how)(A, at=3.0)
     assert engine.model is before
@@ -378,8 +373,7 @@ def test_a_client_that_expired_is_not_calibrated_with_what_it_was_sent_before() 
 
 def test_an_update_over_the_limit_of_staleness_is_rejected_and_its_client_starts_anew() -> None:
     engine = started(OrthoFL(max_staleness=1, **QUARTERS), [0, 0])
-    engine.arrive(A, [4, 0], at=1.0)
-    engine.arrive(A, [4, 0], at=2.0)
+    arrive_all(engine, (A, [4, 0], 1.0), (A, [4, 0], 2.0))
     engine.arrive(B, [9, 9], at=3.0)  # s = 3
     assert [action for action in engine.log[-2].actions if isinstance(action, Reject)] == [
         Reject(B, 1, "staleness 2 is over 1")
@@ -425,8 +419,7 @@ def test_snapshots_are_the_published_tensors_themselves() -> None:
 
 def test_a_checkpoint_stores_each_model_once(tmp_path: Path) -> None:
     engine = started(OrthoFL(), [0, 0], dict.fromkeys(range(20), 10))
-    engine.arrive(A, [1, 0], at=1.0)
-    engine.arrive(B, [0, 1], at=2.0)
+    arrive_all(engine, (A, [1, 0], 1.0), (B, [0, 1], 2.0))
     Checkpoints(tmp_path).save(lambda put: [pack_state(engine.state, put), pack(engine.ledger.open_jobs, put)])
     stored = [
         tensor.tolist()

@@ -12,7 +12,17 @@ from offbeat.core.protocol import Commit
 from offbeat.core.strategies.fedavg import FedAvg
 from offbeat.core.strategies.safa import Safa
 from offbeat.testing import CopyingStore, ScriptedEngine, hand_world, play, random_script, tiny_world
-from strategies.scripted_runs import TWO, at_work, model_after_instant, model_at, noted, open_job, rejected, start
+from strategies.scripted_runs import (
+    TWO,
+    arrive_all,
+    at_work,
+    model_after_instant,
+    model_at,
+    noted,
+    open_job,
+    rejected,
+    start,
+)
 
 THREE = {0: 10, 1: 10, 2: 10}
 
@@ -93,15 +103,12 @@ def test_where_all_models_are_given_up_w_stays() -> None:
 
 def test_missing_picks_come_from_the_bypass_in_order_of_arrival() -> None:
     engine = second_round(sample=2)  # picked: 0 and 1
-    engine.arrive(1, [0], at=4.0)
-    engine.arrive(0, [12], at=5.0)
-    engine.arrive(2, [3], at=6.0)
+    arrive_all(engine, (1, [0], 4.0), (0, [12], 5.0), (2, [3], 6.0))
     engine.advance()
     # nobody is at work: 2 is picked, 1 fills up, 0 has to wait: (3 + 0 + 3) / 3
     assert engine.model.tolist() == [2]
     assert (list(engine.state.picked), noted(engine, "picks"), noted(engine, "bypassed")) == ([2, 1], [2, 2], [0, 1])
-    engine.arrive(0, [6], at=7.0)
-    engine.arrive(1, [9], at=8.0)
+    arrive_all(engine, (0, [6], 7.0), (1, [9], 8.0))
     engine.advance()
     assert engine.ledger.version == 2  # one pick; the second, if any, has to be filled up
     assert model_after_instant(engine, 2, [3], at=9.0) == [6]  # 0 picked, 1 fills up: (6 + 9 + 3) / 3
@@ -198,8 +205,7 @@ def test_a_client_deprecated_at_work_is_rejected_on_arrival_and_sent_w_at_once()
 
 def test_within_the_lag_the_same_update_counts() -> None:
     engine = second_round(lag=1)
-    engine.arrive(0, [12], at=4.0)
-    engine.arrive(1, [0], at=5.0)
+    arrive_all(engine, (0, [12], 4.0), (1, [0], 5.0))
     engine.advance()
     engine.arrive(2, [100.0 - 4.0], at=6.0)
     engine.advance()
@@ -218,8 +224,7 @@ def test_one_that_stays_at_work_has_lag_plus_one_rounds() -> None:
 
 def test_rejected_later_than_deprecated_it_is_sent_the_w_of_its_return_and_that_is_cached() -> None:
     engine = second_round(lag=1)
-    engine.arrive(0, [12], at=4.0)
-    engine.arrive(1, [0], at=5.0)
+    arrive_all(engine, (0, [12], 4.0), (1, [0], 5.0))
     engine.advance()  # w = (3 + 0 + 9) / 3
     engine.arrive(0, [12], at=6.0)
     engine.advance()  # w = (12 + 0 + 9) / 3, and client 2 is deprecated: 2 - 0 > 1
@@ -269,8 +274,7 @@ def test_clients_keep_what_they_uploaded_so_that_sending_it_back_costs_nothing()
 
 def test_a_client_whose_first_job_was_lost_has_no_model_of_its_own_and_is_sent_w() -> None:
     engine = opened(Safa(sample=1), [0])
-    engine.arrive(0, [3], at=1.0)
-    engine.arrive(1, [6], at=2.0)
+    arrive_all(engine, (0, [3], 1.0), (1, [6], 2.0))
     engine.lose(2, at=3.0)
     assert model_at(engine) == [4.5]  # of two
     assert sent(engine, 2) == [4.5]
@@ -332,8 +336,7 @@ def test_bypassed_updates_count_even_without_picks() -> None:
 
 def test_statistics_are_averaged_over_the_caches_and_counters_take_the_maximum() -> None:
     engine = opened(Safa(sample=1), [0, 1, 3], TWO, statistics=True)
-    engine.arrive(0, [1, 2, 7], at=1.0)
-    engine.arrive(1, [5, 6, 4], at=2.0)
+    arrive_all(engine, (0, [1, 2, 7], 1.0), (1, [5, 6, 4], 2.0))
     assert model_at(engine) == [4, 5, 7]  # (10 * 2 + 30 * 6) / 40, the server's 1 has no weight; max(3, 7, 4)
     engine.arrive(1, [1, 4, 8], at=3.0)
     assert model_at(engine) == [1, 3.5, 8]  # (10 * 2 + 30 * 4) / 40; c_0 of the first round
