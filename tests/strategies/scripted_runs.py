@@ -52,6 +52,13 @@ def model_after_instant(engine: ScriptedEngine, client: int, local: Any = None, 
     return model_at(engine)
 
 
+def run_round(engine: ScriptedEngine, *local_models: list[float]) -> list[float]:
+    """Let clients 0, 1, ... report one second apart, and return the model at the end of the last instant."""
+    for client, local in enumerate(local_models):
+        engine.arrive(client, local, at=engine.now + 1.0)
+    return model_at(engine)
+
+
 def open_job(engine: ScriptedEngine, client: int) -> Job:
     """Return the job that a client works on."""
     return engine.ledger.open_jobs[engine.ledger.open_tickets[client]]

@@ -16,7 +16,6 @@ from torch import Tensor
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import Commit, Dispatch, LocalJob, LocalWork, Note, World
 from offbeat.core.strategies.aso_fed import AsoFed, DecayedGradients, attend, first_layer
-from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.vector import Layout
 from offbeat.engine.checkpoint import Checkpoints
 from offbeat.engine.trace import Trace
@@ -458,33 +457,6 @@ def test_with_everything_switched_off_it_is_weighted_asynchronous_sgd_by_hand() 
     assert model_after(engine, 0, at=1.0) == [0.75]  # y = 3, 10/40 of (3 - 0)
     assert model_after(engine, 1, at=2.0) == [-1.5]  # y = -3, .75 + 30/40 (-3 - 0)
     assert model_after(engine, 0, at=3.0) == [-0.890625]  # x = .75, y = 3.1875: -1.5 + 10/40 of 2.4375
-
-
-@pytest.mark.parametrize("pattern", ["calm", "losses", "newcomers", "refusals"])
-@pytest.mark.parametrize("seed", range(2))
-def test_with_everything_switched_off_it_is_fedasyncs_delta_form_weighted_by_examples(pattern: str, seed: int) -> None:
-    given, script = tiny_world(buffers=True, seed=seed), random_script(pattern, seed, length=60)
-    plain = FedAsync(
-        alpha=1.0,
-        mode="delta",
-        client_weight="examples",
-        staleness="constant",
-        rho=0.0,
-        concurrency=2,
-        work=LocalWork(lr=0.125),
-    )
-    one, two = (
-        [
-            action.model
-            for entry in play(strategy, script, given).log
-            for action in entry.actions
-            if isinstance(action, Commit)
-        ]
-        for strategy in (AsoFed(**PLAIN, lr=0.125, concurrency=2), plain)
-    )
-    assert len(one) == len(two) > 3
-    for a, b in zip(one, two, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
 def test_each_switch_makes_a_difference() -> None:

@@ -6,11 +6,9 @@ import pytest
 import torch
 
 from offbeat.core.local_rules import Proximal
-from offbeat.core.protocol import Commit, LocalWork, Note, Strategy
+from offbeat.core.protocol import LocalWork, Note
 from offbeat.core.strategies.fedat import FedAT
-from offbeat.core.strategies.fedavg import FedAvg
-from offbeat.core.strategies.fedprox import FedProx
-from offbeat.testing import ScriptedEngine, hand_world, play, random_script, tiny_world
+from offbeat.testing import ScriptedEngine, hand_world
 from strategies.scripted_runs import (
     TWO,
     arrive_all,
@@ -326,20 +324,3 @@ def test_the_deadline_of_a_round_that_goes_on_elsewhere_runs_from_the_cut() -> N
     engine.advance(9.0)
     engine.arrive(0, [100], at=9.5)
     assert rejected(engine) == [0]
-
-
-def committed(strategy: Strategy, seed: int) -> list[torch.Tensor]:
-    engine = play(strategy, random_script("calm", seed, length=60), tiny_world(buffers=True, seed=seed))
-    return [action.model for entry in engine.log for action in entry.actions if isinstance(action, Commit)]
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("smooth", [0, 1])
-def test_one_tier_is_fedavg_and_with_the_pull_fedprox(seed: int, smooth: int) -> None:
-    for tiered, plain in [
-        (FedAT(tiers=1, lam=0.0, smooth=smooth), FedAvg()),
-        (FedAT(tiers=1, lam=0.5, smooth=smooth), FedProx(mu=0.5)),
-    ]:
-        one, two = committed(tiered, seed), committed(plain, seed)
-        assert len(one) == len(two) > 3
-        assert all(map(torch.equal, one, two))

@@ -145,16 +145,6 @@ def test_the_slowest_client_has_its_chance_in_every_round() -> None:
     assert 15 <= again <= 45  # half of 60 expected, 4 standard deviations are 15
 
 
-def test_a_share_grows_with_the_newcomers() -> None:
-    engine = started(FedAvg(sample=0.5), [0], {0: 10, 1: 10})
-    assert len(at_work(engine)) == 1
-    engine.join(2, at=1.0)
-    engine.join(3)
-    engine.arrive(at_work(engine)[0], [1], at=2.0)
-    engine.advance()
-    assert len(at_work(engine)) == 2  # half of four
-
-
 def test_every_member_gets_the_same_tensor_and_the_work_asked_for() -> None:
     work = LocalWork(steps=7)
     engine = started(FedAvg(work=work), [0, 0], TWO)

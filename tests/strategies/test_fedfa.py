@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from torch import Tensor
 
 from offbeat.core.protocol import Commit, Note, UpdateArrived
-from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedfa import FedFa
 from offbeat.testing import ScriptedEngine, play, random_script, tiny_world
 from strategies.scripted_runs import arrive_all, model_after, open_job, started
@@ -101,21 +99,6 @@ def test_every_update_notes_the_clients_and_ages_in_the_queue() -> None:
         {"queued": 2, "clients": 1, "oldest": 1},  # from 1 and 2, at 2
         {"queued": 2, "clients": 2, "oldest": 3},  # client 0 was sent version 0; at 3
     ]
-
-
-def committed(strategy: object, seed: int) -> list[Tensor]:
-    log = play(strategy, random_script("losses", seed, length=80), tiny_world(buffers=True, seed=seed)).log
-    return [action.model for entry in log for action in entry.actions if isinstance(action, Commit)]
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(("queue", "mode"), [("models", "mix"), ("deltas", "delta")])
-def test_a_queue_of_one_is_fedasync_with_full_weight_and_no_discount(queue: str, mode: str, seed: int) -> None:
-    one = committed(FedFa(k=1, queue=queue), seed)
-    two = committed(FedAsync(alpha=1.0, mode=mode, staleness="constant", rho=0.0), seed)
-    assert len(one) == len(two) > 3
-    for a, b in zip(one, two, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("seed", range(3))

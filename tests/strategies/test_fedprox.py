@@ -1,15 +1,13 @@
 """FedProx, worked by hand. Rounds, losses and statistics: tests/core/test_rounds.py."""
 
-import pytest
 import torch
 from torch import Tensor
 
 from offbeat.core.jobs import Job, Result
 from offbeat.core.local_rules import Proximal
-from offbeat.core.protocol import Commit, LocalJob, Note
-from offbeat.core.strategies.fedavg import FedAvg
+from offbeat.core.protocol import LocalJob, Note
 from offbeat.core.strategies.fedprox import FedProx
-from offbeat.testing import ScriptedEngine, hand_world, play, random_script, tiny_world
+from offbeat.testing import ScriptedEngine, hand_world
 from offbeat.training.descent import make_local_job
 from strategies.scripted_runs import TWO, actions, open_job, start
 
@@ -79,14 +77,3 @@ def test_every_update_notes_the_drift_of_its_client() -> None:
     engine.arrive(1, [4, 5, 100, 100], at=1.0)
     notes = actions(engine, Note)
     assert notes == [Note({"drift": 5.0}, ticket=1)]  # |(3, 4)|
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_without_a_pull_it_is_fedavg_bit_for_bit(seed: int) -> None:
-    def committed(strategy: object) -> list[Tensor]:
-        log = play(strategy, random_script("losses", seed, length=80), tiny_world(buffers=True, seed=seed)).log
-        return [action.model for entry in log for action in entry.actions if isinstance(action, Commit)]
-
-    pulled, averaged = committed(FedProx(mu=0.0, sample=2)), committed(FedAvg(sample=2))
-    assert len(pulled) == len(averaged) > 3
-    assert all(torch.equal(a, b) for a, b in zip(pulled, averaged, strict=True))

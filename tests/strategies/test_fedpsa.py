@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from offbeat.core.errors import ConfigError
-from offbeat.core.protocol import Commit, LocalJob, Note
+from offbeat.core.protocol import LocalJob, Note
 from offbeat.core.strategies import fedpsa
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.core.strategies.fedpsa import FedPSA, cosine, softmax
 from offbeat.core.strategies.fedpsa import sketch as sketching
 from offbeat.core.strategies.fedpsa.sketch import GaussianSketch, Sketched
-from offbeat.testing import ScriptedEngine, hand_world, parse_script, play, random_script, tiny_layout, tiny_world
+from offbeat.testing import ScriptedEngine, hand_world, parse_script, play, tiny_layout, tiny_world
 from strategies import messages
-from strategies.scripted_runs import TWO, arrive_all, at_work, noted, open_job, start
+from strategies.scripted_runs import TWO, arrive_all, at_work, committed, noted, open_job, start
 
 THREE = {0: 10, 1: 10, 2: 10}
 
@@ -357,34 +357,10 @@ def test_weights_tend_to_uniform_as_the_temperature_grows(kappas: list[float], t
         assert 1 / n / factor - 1e-12 <= weight <= factor / n + 1e-12
 
 
-def committed(strategy: Any, seed: int) -> list[Tensor]:
-    world, script = tiny_world(clients=4, buffers=True, seed=seed), random_script("losses", seed, length=80)
-    return [
-        action.model
-        for entry in play(strategy, script, world).log
-        for action in entry.actions
-        if isinstance(action, Commit)
-    ]
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("exclude", [False, True])
-@pytest.mark.parametrize(
-    "hot", [{"delta": 1e15}, {"gamma": 1e18}, {"queue": 10**6}, {"thermometer": False, "temperature": 1e15}]
-)
-def test_with_infinite_temperature_it_is_fedbuff_without_staleness_weights(
-    seed: int, exclude: bool, hot: dict[str, Any]
-) -> None:
-    ours = committed(FedPSA(**{"buffer": 3, "queue": 4, "exclude_buffered": exclude} | hot), seed)
-    theirs = committed(FedBuff(k=3, staleness="constant", exclude_buffered=exclude), seed)
-    assert len(ours) == len(theirs) > 3
-    for a, b in zip(ours, theirs, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-
-
 def test_at_a_low_temperature_it_is_not() -> None:
-    ours = committed(FedPSA(buffer=3, thermometer=False, temperature=0.01), 0)
-    theirs = committed(FedBuff(k=3, staleness="constant"), 0)
+    world, script = tiny_world(clients=4, buffers=True), random_script("losses", 0, length=80)
+    ours = committed(FedPSA(buffer=3, thermometer=False, temperature=0.01), script, world)
+    theirs = committed(FedBuff(k=3, staleness="constant"), script, world)
     assert not torch.allclose(ours[0], theirs[0])
 
 

@@ -2,13 +2,9 @@
 
 from typing import Any
 
-import pytest
-import torch
-
-from offbeat.core.protocol import Commit, Note, Reject, Strategy
-from offbeat.core.strategies.fedavg import FedAvg
+from offbeat.core.protocol import Note, Reject
 from offbeat.core.strategies.flanp import FLANP
-from offbeat.testing import ScriptedEngine, hand_world, play, random_script, tiny_world
+from offbeat.testing import ScriptedEngine, hand_world
 from strategies.scripted_runs import arrive_all, at_work, model_after, model_at
 
 THREE = {0: 10, 1: 10, 2: 20}
@@ -188,15 +184,3 @@ def test_at_the_deadline_a_round_goes_without_the_late_and_the_next_takes_others
     assert model_after(engine, 1, [100], at=8.0) == [8]
     answered = [action.client for entry in engine.log for action in entry.actions if isinstance(action, Reject)]
     assert answered == [1]
-
-
-def committed(strategy: Strategy, seed: int) -> list[torch.Tensor]:
-    engine = play(strategy, random_script("calm", seed, length=60), tiny_world(buffers=True, seed=seed))
-    return [action.model for entry in engine.log for action in entry.actions if isinstance(action, Commit)]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_with_all_clients_in_the_first_stage_it_is_fedavg(seed: int) -> None:
-    one, two = committed(FLANP(n0=100), seed), committed(FedAvg(), seed)
-    assert len(one) == len(two) > 3
-    assert all(map(torch.equal, one, two))

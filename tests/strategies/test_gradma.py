@@ -12,13 +12,11 @@ from torch import Tensor, nn
 
 from offbeat.core.jobs import Job
 from offbeat.core.local_rules import PLAIN_RULE
-from offbeat.core.protocol import Commit, Gradient, LocalWork, Note, Strategy, World
+from offbeat.core.protocol import Commit, Gradient, LocalWork, Note, World
 from offbeat.core.strategies import gradma
-from offbeat.core.strategies.fedavg import FedAvg
-from offbeat.core.strategies.fedavgm import FedAvgM
 from offbeat.core.strategies.gradma import Corrected, GradMA
 from offbeat.core.vector import flatten
-from offbeat.testing import ScriptedEngine, hand_world, layout_of, play, random_script, tiny_layout, tiny_world
+from offbeat.testing import ScriptedEngine, hand_world, layout_of, tiny_layout
 from offbeat.testing.tiny_worlds import Sgd
 from offbeat.training.client_data import ClientData
 from offbeat.training.descent import descend, make_local_job
@@ -410,25 +408,6 @@ def test_the_extra_gradients_do_not_move_the_statistics_of_batchnorm() -> None:
     after = local(Corrected(), 3)
     (seen,) = trainer.binding.layout.counters
     assert after[slice(*seen)].tolist() == [3]  # three steps, nine evaluations
-
-
-def committed(strategy: Strategy, world: World, seed: int) -> list[Tensor]:
-    engine = play(strategy, random_script("losses", seed, length=80), world)
-    return [action.model for entry in engine.log for action in entry.actions if isinstance(action, Commit)]
-
-
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize(
-    ("settings", "other"),
-    [({"server": False}, FedAvg()), ({"memory_num": 0, "beta1": 0.5}, FedAvgM(mu=0.5))],
-    ids=["without both corrections it is FedAvg", "with a memory of nobody it is FedAvgM"],
-)
-def test_with_plain_workers_it_reduces(settings: dict[str, Any], other: Strategy, seed: int) -> None:
-    world = tiny_world(buffers=True, seed=seed, in_the_middle=bool(seed % 2))
-    one, two = committed(GradMA(worker=False, lr_local=None, **settings), world, seed), committed(other, world, seed)
-    assert len(one) == len(two) > 3
-    for a, b in zip(one, two, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
 def test_without_momentum_one_client_is_fedavg_whatever_is_remembered() -> None:

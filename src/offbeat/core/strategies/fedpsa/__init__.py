@@ -25,8 +25,8 @@ Deviates: 1. Each step decides on uniform weights: they are used exactly while M
              same.
           10. calibration="real" draws training examples from all clients, which a simulation can do and a deployment
               should not.
-Checked:  tests/strategies/test_fedpsa.py (spec vectors, reduction to FedBuff), tests/training/test_sensitivity.py, the
-          laws.
+Checked:  tests/strategies/test_fedpsa.py (spec vectors), test_reductions.py (FedBuff),
+          tests/training/test_sensitivity.py, the laws.
 """
 
 from __future__ import annotations

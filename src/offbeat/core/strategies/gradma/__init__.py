@@ -22,8 +22,8 @@ Deviates: 1. Both programs are solved exactly, up to the rounding of Gram matric
              the code. The code keeps the previous iterate between jobs; here every job starts without one.
           8. Only the gradient at w updates the statistics of BatchNorm. They are averaged by examples, counters take
              the maximum, and neither is part of a program.
-Checked:  tests/strategies/test_gradma.py (hand-worked, both halves; reduces to FedAvg and FedAvgM),
-          tests/strategies/test_nnqp.py, the laws.
+Checked:  tests/strategies/test_gradma.py (hand-worked, both halves), test_nnqp.py, test_reductions.py (FedAvg and
+          FedAvgM), the laws.
 """
 
 from __future__ import annotations
