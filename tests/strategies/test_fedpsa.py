@@ -19,7 +19,7 @@ from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.core.strategies.fedpsa import FedPSA, cosine, softmax
 from offbeat.core.strategies.fedpsa import sketch as sketching
 from offbeat.core.strategies.fedpsa.sketch import GaussianSketch, Sketched
-from offbeat.testing import ScriptedEngine, hand_world, parse_script, play, tiny_layout, tiny_world
+from offbeat.testing import ScriptedEngine, hand_world, parse_script, play, random_script, tiny_layout, tiny_world
 from strategies import messages
 from strategies.scripted_runs import TWO, arrive_all, at_work, committed, noted, open_job, start
 
