@@ -69,20 +69,20 @@ def check(
     """Check laws on random or given scripts, and return one finding per law. Scripts use the worlds in turn."""
     played = random_scripts(scripts, seed) if isinstance(scripts, int) else list(scripts)
     worlds = tiny_worlds(seed) if worlds is None else worlds
-    broken, crashes = dict[str, Finding](), {name: list[Crashed]() for name in laws}
+    findings, crashes = dict[str, Finding](), {name: list[Crashed]() for name in laws}
     for n, script in enumerate(played):
         case = Case(strategy, script, worlds[n % len(worlds)])
-        for name, error in _check_case({name: law for name, law in laws.items() if name not in broken}, case).items():
+        for name, error in _check_case({name: law for name, law in laws.items() if name not in findings}, case).items():
             if isinstance(error, Crashed) and name != "legal answers":
                 crashes[name].append(error)  # reported once, by the first law
             else:
-                broken[name] = _find_smallest_script(name, laws[name], case, n + 1)
+                findings[name] = _find_smallest_script(name, laws[name], case, n + 1)
     for name, law in laws.items():
-        if name not in broken:
+        if name not in findings:
             passed = not played or len(crashes[name]) < len(played)
             message = "" if passed else f"not checked, every script ended in an error: {crashes[name][-1]}"
-            broken[name] = Finding(name, describe_law(law), passed, len(played), message)
-    return [broken[name] for name in laws]
+            findings[name] = Finding(name, describe_law(law), passed, len(played), message)
+    return [findings[name] for name in laws]
 
 
 def _check_case(laws: Mapping[str, Law], case: Case) -> dict[str, LawBroken]:

@@ -16,10 +16,9 @@ from offbeat.core.event_text import describe_event
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import Action, Commit, Dispatch, Note, Reject, Strategy, UpdateArrived, World
 from offbeat.testing.event_scripts import Script, play
-from offbeat.testing.large_updates import LargeClients
+from offbeat.testing.law_clients import LargeClients, find_difference, group_stackable, train_stacked, vary_steps
 from offbeat.testing.law_observers import Case, LawBroken, Observer, ObserverLaw, describe_error, to_crash
 from offbeat.testing.scripted_engine import LogEntry, ScriptedEngine
-from offbeat.testing.stacked_rules import find_difference, group_stackable, train_stacked, vary_steps
 from offbeat.testing.state_inspection import copy_strategy, find_not_finite, identical, reload_state, saved_fields
 from offbeat.testing.tiny_worlds import CopyingStore, TinyClients
 

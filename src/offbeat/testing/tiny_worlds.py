@@ -6,7 +6,8 @@ same bits on every machine and can be computed by hand.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections import UserDict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
@@ -100,26 +101,17 @@ def with_probe(world: World, strategy: object) -> World:
     return replace(world, probe=probe)
 
 
-class CopyingStore(MutableMapping[int, Tensor]):
+class CopyingStore(UserDict[int, Tensor]):
     """A store that copies tensors in and out, as a store on disk does."""
 
     def __init__(self) -> None:
-        self._tensors: dict[int, Tensor] = {}
+        super().__init__()
 
     def __getitem__(self, client: int) -> Tensor:
-        return self._tensors[client].clone()
+        return self.data[client].clone()
 
     def __setitem__(self, client: int, value: Tensor) -> None:
-        self._tensors[client] = value.clone()
-
-    def __delitem__(self, client: int) -> None:
-        del self._tensors[client]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._tensors)
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+        self.data[client] = value.clone()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""Synchronous rounds: sample clients, wait for their updates, close the round and, for `average_round`, average.
+"""Synchronous rounds: sample clients, wait for their updates, close the round and, for `AveragesRounds`, average.
 
 A round opens at the end of an instant (a timer set for `now`), so that all idle clients have the same chance to be
 sampled, including the slowest client of the last round. It closes when all of its clients have reported or were lost,

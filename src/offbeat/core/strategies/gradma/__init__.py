@@ -60,12 +60,6 @@ def _sizes(layout: Layout) -> list[int]:
     return [s.stop - s.start for s in layout.of_kind("param")]
 
 
-def _slices(layout: Layout) -> list[slice]:
-    """Return the positions of the parameter tensors among the trainable entries."""
-    ends = list(accumulate(_sizes(layout), initial=0))
-    return [slice(start, stop) for start, stop in pairwise(ends)]
-
-
 @dataclass(frozen=True)
 class Corrected(LocalRule):
     """Correct gradients that conflict with the previous one, with that at the base, or lead away from the base."""
@@ -200,7 +194,8 @@ class GradMA(RoundSettings):
     def _correct(self, state: State, m: Tensor) -> Note:
         """Replace m by m~, the nearest vector that conflicts in no tensor with the delta of a remembered client."""
         rows, length = [state.deltas[client] for client in state.deltas], float(torch.linalg.vector_norm(m))
-        tensors = find_conflicts(rows, m, _slices(state.layout), self.rho) if rows else []
+        places = [slice(start, stop) for start, stop in pairwise(accumulate(_sizes(state.layout), initial=0))]
+        tensors = find_conflicts(rows, m, places, self.rho) if rows else []
         grams = [compute_gram((*rows, m), here.start, here.stop) for here in tensors]
         # min_{z >= 0} 1/2 z^T DD^T z + z^T D m, in every tensor; without a solution m as it is
         solved = solve_each(torch.stack(grams), self.rho) if tensors else []

@@ -1,20 +1,69 @@
-"""Training of tiny clients in a stack, to compare client rules in a stack with those alone."""
+"""Clients of the laws: clients that send updates as large as the gate admits, and clients that train in a stack."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from offbeat.core.draws import below
 from offbeat.core.jobs import Job, Result, select_carry, stack_carries, stack_jobs, to_column
 from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.protocol import Gradient
+from offbeat.core.vector import Layout, largest_norm
 from offbeat.testing.tiny_worlds import Sgd, TinyClients, make_tiny_job, optimum
 from offbeat.training import run_phase
 
+UPDATE_SHAPES = ("up", "down", "to and fro", "one entry", "longer", "still", "trained")
 STEP_VARIANTS = 3  # different numbers of steps in a stack, for jobs that name none
+
+
+@dataclass(frozen=True, slots=True)
+class LargeClients:
+    """Clients whose models, extras and memory have the largest admitted norm, in various directions.
+
+    Some return the base or train, so that short and long vectors are mixed. A trained model with a larger norm is
+    scaled down to the admitted one.
+    """
+
+    clients: TinyClients
+
+    def __call__(self, job: Job) -> Result:
+        layout, rule = self.clients.layout, job.work.rule or PLAIN_RULE
+        extras = {name: _longest_vector(length, job, name) for name, length in rule.uploads(layout).items()}
+        memory = {name: _longest_vector(layout.num_params, job, name) for name in rule.memory}
+        return Result(job.ticket, self._local_model(job, layout), job.num_examples, 1, extras, memory)
+
+    def _local_model(self, job: Job, layout: Layout) -> Tensor:
+        """Return a model of a random shape."""
+        shape = UPDATE_SHAPES[below(len(UPDATE_SHAPES), job.seed, "large", job.client, job.index)]
+        n, longest = layout.size, 0.99 * largest_norm(job.base.dtype)  # below 1, because norms are rounded
+        local = job.base.new_ones(n)
+        if shape == "to and fro":
+            local[:: 1 + job.client % 3] = -1.0
+        elif shape == "one entry":
+            local = torch.zeros_like(job.base)
+            local[(job.client + job.index) % n] = 1.0
+        elif shape in ("longer", "still"):
+            local = job.base.clone()
+        elif shape == "trained":
+            local = self.clients(job).local
+        length = float(torch.linalg.vector_norm(local.double() / longest)) * longest
+        if shape not in ("still", "trained") or not length <= longest:
+            local = local.nan_to_num() * (longest / length) if 0 < length < torch.inf else torch.zeros_like(local)
+        local = -local if shape == "down" else local
+        for a, b in layout.counters:
+            local[a:b] = job.base[a:b] + 1
+        return local
+
+
+def _longest_vector(length: int, job: Job, name: str) -> Tensor:
+    """Return a vector of the largest norm whose entries differ only in sign."""
+    signs = [1.0 - 2.0 * below(2, job.seed, name, job.client, job.index, i) for i in range(length)]
+    dtype = job.base.dtype
+    return torch.tensor(signs, dtype=dtype).mul_(0.99 * largest_norm(dtype) / max(1, length) ** 0.5)
 
 
 def vary_steps(clients: TinyClients, jobs: Sequence[Job]) -> list[TinyClients]:
