@@ -13,6 +13,7 @@ from torch import Tensor
 from offbeat.core.parts.epochs import Epochs, _tick_from
 from offbeat.core.protocol import Action, ClientReady, Dispatch, Event, TimerFired, UpdateArrived, World
 from offbeat.testing import ScriptedEngine, hand_world
+from strategies.scripted_runs import at_work, open_job, start
 
 
 @dataclass(slots=True)
@@ -41,16 +42,8 @@ class Ticking:
 
 
 def started(epoch: float | None, clients: int = 3, concurrency: int | None = None) -> ScriptedEngine:
-    engine = ScriptedEngine(
-        Ticking(epoch=epoch, concurrency=concurrency), hand_world([0.0], dict.fromkeys(range(clients), 10))
-    )
-    engine.start()
-    engine.advance()
-    return engine
-
-
-def at_work(engine: ScriptedEngine) -> list[int]:
-    return sorted(engine.ledger.open_tickets)
+    world = hand_world([0.0], dict.fromkeys(range(clients), 10))
+    return start(ScriptedEngine(Ticking(epoch=epoch, concurrency=concurrency), world))
 
 
 def test_all_clients_are_served_at_time_zero_and_wait_for_the_tick_after_reporting() -> None:
@@ -60,7 +53,7 @@ def test_all_clients_are_served_at_time_zero_and_wait_for_the_tick_after_reporti
     assert (at_work(engine), engine.timers) == ([0, 2], {"epoch": 5.0})
     engine.advance(5.0)
     assert (at_work(engine), engine.timers) == ([0, 1, 2], {"epoch": 10.0})
-    assert engine.ledger.open_jobs[engine.ledger.open_tickets[1]].started == 5.0
+    assert open_job(engine, 1).started == 5.0
 
 
 def test_a_report_at_exactly_the_tick_belongs_to_it() -> None:
@@ -68,7 +61,7 @@ def test_a_report_at_exactly_the_tick_belongs_to_it() -> None:
     engine.arrive(1, at=5.0)
     assert engine.state.epochs.age(1) == 1
     engine.advance()
-    assert engine.ledger.open_jobs[engine.ledger.open_tickets[1]].started == 5.0
+    assert open_job(engine, 1).started == 5.0
 
 
 @pytest.mark.parametrize("epoch", [0.1, 0.3, 1 / 3, 7.7])
@@ -126,7 +119,7 @@ def test_a_client_that_is_ready_exactly_at_a_tick_is_served_at_once() -> None:
     engine.lose(0, at=1.0, reachable=False)
     engine.ready(0, at=20.0)
     engine.advance()
-    assert engine.ledger.open_jobs[engine.ledger.open_tickets[0]].started == 20.0
+    assert open_job(engine, 0).started == 20.0
 
 
 def test_with_a_limit_some_wait_and_all_get_their_turn() -> None:

@@ -100,26 +100,6 @@ def test_the_projected_gradient_never_points_against_the_basis(pair: tuple[list[
     assert abs(float(projected(g, b, Orthogonal(always=True)) @ b)) <= tiny
 
 
-@pytest.mark.parametrize("rule", [Orthogonal(), Orthogonal(always=True), OrthogonalDifference()])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_many_clients_in_one_batch_get_what_each_gets_alone(rule: Orthogonal, dtype: torch.dtype) -> None:
-    drawn = torch.Generator().manual_seed(0)
-    g, b, start, previous = (torch.randn(5, 7, generator=drawn, dtype=dtype) for _ in range(4))
-    b[2] = 0.0  # one has no basis; of the others some conflict and some do not
-
-    def train(g: Tensor, b: Tensor, start: Tensor, previous: Tensor) -> list[Tensor]:
-        job = a_job(b, start=start, previous=previous)
-        w = start.clone()
-        _, carry = descend(rule, job, [Phase()], w, lambda phase: [lambda point: g, lambda point: g - point], Sgd)
-        extras, memory = rule.end(job, w, carry)
-        return [w, *extras.values(), *memory.values()]
-
-    together = train(g, b, start, previous)
-    for k in range(5):
-        for stacked, alone in zip(together, train(g[k], b[k], start[k], previous[k]), strict=True):
-            torch.testing.assert_close(stacked[k], alone)
-
-
 def test_the_projected_gradient_enters_the_momentum() -> None:
     # v1 = g~ = (1.8, .9); v2 = .1 v1 + (.5, 1) = (.68, 1.09); projecting the velocity instead would give (.7, 1.05)
     job, w = a_job(vector(-1, 2)), vector(0, 0)
@@ -170,8 +150,7 @@ def started(
     strategy: FedOGD, model: list[float], clients: Mapping[int, int] = THREE, *, gradients: Any = None, **world: bool
 ) -> ScriptedEngine:
     made = hand_world(model, clients, **world)
-    engine = start(ScriptedEngine(strategy, made, train=None if gradients is None else answers(made, gradients)))
-    return engine
+    return start(ScriptedEngine(strategy, made, train=None if gradients is None else answers(made, gradients)))
 
 
 def basis(engine: ScriptedEngine, client: int) -> list[float]:

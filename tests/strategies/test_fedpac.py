@@ -44,8 +44,7 @@ def extras(h: Any, v: float, means: Any = (0, 0), counts: Any = (1, 1)) -> dict[
 def opened(strategy: Any, model: list[float], clients: dict[int, int], *, statistics: bool = False) -> ScriptedEngine:
     """The engine with its first round open at time 0."""
     layout = layout_of([*PARAMS, *STATISTICS] if statistics else PARAMS)
-    engine = start(ScriptedEngine(strategy, World(model=vector(*model), layout=layout, clients=clients)))
-    return engine
+    return start(ScriptedEngine(strategy, World(model=vector(*model), layout=layout, clients=clients)))
 
 
 def notes(engine: ScriptedEngine) -> list[Note]:

@@ -34,8 +34,7 @@ def itself(vector: Tensor) -> Tensor:
 def started(
     strategy: FedPSA, model: list[float], clients: dict[int, int] = TWO, probe: Any = itself, **world: bool
 ) -> ScriptedEngine:
-    engine = start(ScriptedEngine(strategy, replace(hand_world(model, clients, **world), probe=probe)))
-    return engine
+    return start(ScriptedEngine(strategy, replace(hand_world(model, clients, **world), probe=probe)))
 
 
 def worked_sketch(theta: Tensor) -> Tensor:

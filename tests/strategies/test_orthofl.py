@@ -11,7 +11,6 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from offbeat.core import vector
 from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.protocol import ClientReady, Commit, Dispatch, LocalWork, Note, Reject, UpdateArrived, World
 from offbeat.core.snapshot import pack, pack_state
@@ -429,28 +428,6 @@ def test_a_checkpoint_stores_each_model_once(tmp_path: Path) -> None:
     # W0 for 18 clients, W1 for A, W2 for B and as the model, and what A and B were sent
     assert len(stored) == 5
     assert engine.world.model.tolist() in stored
-
-
-def test_reused_memory_never_changes_a_model_in_use() -> None:
-    made = torch.Generator().manual_seed(0)
-    size = 2 * vector.MIN_REUSED_BYTES // 8
-    world = World(
-        model=torch.zeros(size, dtype=torch.float64),
-        layout=layout_of([("w", (size,), "param")]),
-        clients={A: 1, B: 1, C: 1},
-    )
-    engine = ScriptedEngine(OrthoFL(), world, watch=lambda engine, entry: engine.log.clear())
-    engine.start()
-    held: list[tuple[Tensor, Tensor]] = []
-    places: list[int] = []
-    for n in range(30):
-        client = min(engine.ledger.open_tickets, key=engine.ledger.open_tickets.__getitem__)
-        engine.arrive(client, torch.randn(size, dtype=torch.float64, generator=made), at=1.0 + n)
-        places.append(engine.model.data_ptr())
-        if n % 5 == 0:
-            held += [(model, model.clone()) for model in (engine.model, sent(engine, client))]
-    assert all(torch.equal(model, before) for model, before in held)
-    assert len(set(places)) < len(places)  # memory was used again
 
 
 def test_the_chain_is_kept_only_where_it_is_used_and_snapshots_only_where_they_are() -> None:

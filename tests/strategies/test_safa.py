@@ -28,8 +28,7 @@ THREE = {0: 10, 1: 10, 2: 10}
 
 
 def opened(strategy: Safa, model: list[float], clients: dict[int, int] = THREE, **world: bool) -> ScriptedEngine:
-    engine = start(ScriptedEngine(strategy, hand_world(model, clients, **world)))
-    return engine
+    return start(ScriptedEngine(strategy, hand_world(model, clients, **world)))
 
 
 def second_round(**settings: Any) -> ScriptedEngine:
