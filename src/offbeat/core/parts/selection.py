@@ -134,7 +134,7 @@ def serve(state: Seated, event: Event, limit: int | None, work: LocalWork, *, st
     if limit is None and not stepped and not seats.deferred:  # fast path: no limit, no deferred clients
         if isinstance(event, ClientReady):
             seats.at_work += 1
-            return state.dispatch([event.client], work)
+            return [Dispatch(event.client, state.model, work)]
         if isinstance(event, UpdateArrived):
             seats.at_work -= 1
             return []
