@@ -154,6 +154,7 @@ class AsoFed(Settings):
         return State.of(world, census=census, w=world.model, sent=sent)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        """Apply an update at once, and send the current view to clients that get work, each with a rate of its own."""
         actions: list[Action] = []
         newcomer = isinstance(event, ClientReady) and event.client not in state.census.examples
         if newcomer or isinstance(event, UpdateArrived):

@@ -60,6 +60,7 @@ class CA2FL(Settings):
         return State.of(world, clients=world.clients, caches=world.store("deltas"))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        """Buffer the difference of each update from its client's cache, and step when the buffer is full."""
         actions: list[Action] = []
         for client in state.absences.update(event, self.evict_after):
             state.total.drop(state.caches, client)  # h_i := 0

@@ -175,6 +175,7 @@ class FedOGD(Settings):
         return State.of(world, clients=world.clients, caches=caches, epochs=epochs)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        """Cache the gradients that arrive, and step at the ticks of the epochs."""
         actions: list[Action] = []
         for client in state.absences.update(event, self.evict_after, exempt=state.epochs.reports):
             if client in state.caches:

@@ -74,6 +74,7 @@ class FedAsync(Settings):
         return State.of(world, census=ClientExampleCounts.of(world.clients, self.client_weight))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        """Mix each update into the model when it arrives."""
         if self.client_weight is not None:
             state.census.update(event, self.client_weight)
         if isinstance(event, UpdateArrived):

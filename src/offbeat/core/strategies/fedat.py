@@ -105,6 +105,7 @@ class FedAT(Settings):
         return State.of(world)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        """Profile the clients first, then run the rounds of the tiers."""
         turn = profile_turn(state.profile, event, self.deadline)
         actions = list(turn.actions)
         if turn.counts and isinstance(event, UpdateArrived):

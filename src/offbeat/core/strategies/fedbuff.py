@@ -57,6 +57,7 @@ class FedBuff(Settings):
         return State.of(world, census=ClientExampleCounts.of(world.clients, self.client_weight))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        """Buffer the updates, and step when the buffer is full or no other client can report."""
         state.census.update(event, self.client_weight)
         actions = self._collect(state, event) if isinstance(event, UpdateArrived) else []
         stepped = must_step(state.seats, event, full=state.buffer.count >= self.k)

@@ -60,6 +60,7 @@ class FedFa(Settings):
         return State.of(world, anchor=world.model if self.queue == "deltas" else None)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        """Add each upload to the queue, and commit the mean of the queue."""
         actions: list[Action] = []
         if isinstance(event, UpdateArrived):
             self._enqueue(state, event)

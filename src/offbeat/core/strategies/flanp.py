@@ -59,6 +59,7 @@ class FLANP(Settings):
         return State.of(world)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        """Profile the clients first, then run rounds with the n fastest."""
         profiling = profile_turn(state.profile, event, self.deadline)
         turn: RoundTurn | ProfileTurn = self._turn(state, event) if profiling.passes else profiling
         actions = turn.actions

@@ -44,6 +44,7 @@ class Local:
         return State(model=world.model, version=0, client_models=world.store("own"))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        """Keep the model that a client trained, and let the client continue from it."""
         match event:
             case UpdateArrived():
                 state.client_models[event.client] = event.local

@@ -99,6 +99,7 @@ class Mifa(RoundSettings):
         return State.of(world, clients=world.clients, table=table, epochs=epochs, waiting=self.wait == "fdu")
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        """Keep the last gradient of each client, and step along their mean at the end of a round or an epoch."""
         self._note_presence(state, event)
         for client in state.absences.update(event, self.evict_after, exempt=state.heard):
             state.total.drop(state.table, client)  # G_i := 0

@@ -101,6 +101,7 @@ class Safa(Settings):
         return State.of(world, clients=world.clients, caches=caches, bypassed=bypassed)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        """Pick or bypass the updates of a round, and average the caches when it ends."""
         actions: list[Action] = []
         pending = {**state.picks, **state.bypass} if self.evict_after is not None else {}
         for client in state.absences.update(event, self.evict_after, exempt=pending):

@@ -117,6 +117,7 @@ class FedCompass(Settings):
         return State.of(world, census=ClientExampleCounts.of(world.clients, self.weights))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        """Pass the event to the scheduler, and aggregate the group that it closes."""
         state.census.update(event, self.weights)
         turn = self._compass.turn(state.schedule, event)
         actions: list[Action] = list(turn.timers)

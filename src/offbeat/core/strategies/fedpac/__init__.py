@@ -120,6 +120,7 @@ class FedPAC(RoundSettings):
         return State.of(world, clients=world.clients, halves=halves, **stores)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        """Collect the uploads of a round; when it closes, average the bodies and mix the heads."""
         pending = {answer.client for answer in state.answers} if self.evict_after is not None else ()
         for client in state.absences.update(event, self.evict_after, exempt=pending):
             for store in (state.heads, state.means, state.counts):

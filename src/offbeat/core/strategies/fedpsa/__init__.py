@@ -123,6 +123,7 @@ class FedPSA(Settings):
         return State.of(world, probe=world.probe, sketch=sketch, norms=norms)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        """Buffer the updates with their sketches, and step when the buffer is full or no other client can report."""
         actions: list[Action] = [self._collect(state, event)] if isinstance(event, UpdateArrived) else []
         stepped = must_step(state.seats, event, full=len(state.buffer) >= self.buffer)
         if stepped:

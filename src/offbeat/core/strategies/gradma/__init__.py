@@ -126,6 +126,7 @@ class GradMA(RoundSettings):
         return State.of(world, clients=world.clients, deltas=world.store("deltas"))
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        """Collect the deltas of a round; when it closes, step along the corrected momentum."""
         for client in state.absences.update(event, self.evict_after, exempt=state.members):
             self._forget(state, client)
         turn = self._rounds.turn(state.rounds, event, state.clients, state.seed)

@@ -92,6 +92,7 @@ class OrthoFL(Settings):
         return State.of(world, chain=world.model if self._chains else None, **stores)
 
     def on_event(self, state: State, event: Event) -> list[Action]:
+        """Mix each update into the moving average, and send its client the calibrated model."""
         actions: list[Action] = []
         for client in state.absences.update(event, self.evict_after):
             state.updates.pop(client, None)
