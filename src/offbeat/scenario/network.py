@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Protocol, runtime_checkable
 
@@ -15,7 +15,7 @@ from offbeat.core.protocol import Layout, LocalWork
 from offbeat.core.settings import Amount, Rate
 from offbeat.core.strategy_contract import Contract
 from offbeat.scenario.client_groups import draw_between
-from offbeat.scenario.recordings import MBPS, RecordedLaw, RecordedSeries
+from offbeat.scenario.recordings import MBPS, RecordedLaw, Recording
 from offbeat.scenario.scenario_settings import RangeSettings
 
 MEGABITS_PER_BYTE = 8e-6
@@ -70,7 +70,7 @@ class Bandwidth(RangeSettings):
     upload: Rate = 0.2  # upload speed as a share of the download speed
 
     def mbps(self, seed: int, client: int) -> float:
-        # a large draw is slow, as in delays
+        """Return the client's download speed; a large draw is slow, as in delays."""
         return self.high - (self.high - self.low) * draws.uniform(seed, "network", client)
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
@@ -85,22 +85,18 @@ class RecordedBandwidth(RecordedLaw):
     column = MBPS
 
     @cached_property
-    def _paces(self) -> dict[int, RecordedSeries]:
-        return {}
+    def _paces(self) -> Recording:
+        """The recording in seconds per megabit, computed once because it may be long."""
+        clients = self.recording.clients.items()
+        paces = {client: replace(series, values=tuple(1.0 / v for v in series.values)) for client, series in clients}
+        return replace(self.recording, clients=paces)
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
-        pace = self._pace(client)
+        pace = self._paces.series_of(client)
         return elapsed_seconds(size * MEGABITS_PER_BYTE, at, pace.times, pace.values)
 
     def guessed(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
-        return size * MEGABITS_PER_BYTE * self._pace(client).at(at)
-
-    def _pace(self, client: int) -> RecordedSeries:
-        """Return the seconds per megabit, computed once: a recording may be long."""
-        if (pace := self._paces.get(client)) is None:
-            series = self.recording.series_of(client)
-            pace = self._paces[client] = RecordedSeries(series.times, tuple(1.0 / mbps for mbps in series.values))
-        return pace
+        return size * MEGABITS_PER_BYTE * self._paces.series_of(client).at(at)
 
 
 NETWORKS: dict[str, type[Network]] = {
@@ -119,9 +115,9 @@ class Payload:
     """
 
     model_bytes: int
-    itemsize: int
+    itemsize: int  # bytes of a number that a rule uploads besides the model
     layout: Layout
-    shares: bool = True
+    shares: bool = True  # False: the strategy sends no models
 
     @classmethod
     def of(cls, contract: Contract, model: Tensor, layout: Layout) -> Payload:
@@ -129,6 +125,7 @@ class Payload:
         return cls(model.nbytes, model.element_size(), layout, contract.shares)
 
     def __call__(self, work: LocalWork) -> tuple[int, int]:
+        """Return the download and the upload bytes of a job with this work."""
         if not self.shares:
             return 0, 0
         extras = sum(tensor.nbytes for tensor in work.extras.values())

@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import csv
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from importlib import import_module
 from math import isfinite, isnan, nan
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from offbeat.core.errors import DataError, unknown_name
 from offbeat.core.settings import File
@@ -24,6 +24,7 @@ AVAILABLE, SECONDS, MBPS = "available", "seconds_per_step", "mbps"
 KEYS = ("client", "t")
 COLUMNS = (*KEYS, AVAILABLE, SECONDS, MBPS)
 MAX_ROWS = 20_000_000
+Rows = Iterable[tuple[int, dict[str, object]]]  # number and cells by column
 TRUTH_VALUES = {"0": 0.0, "1": 1.0, "0.0": 0.0, "1.0": 1.0, "false": 0.0, "true": 1.0}
 
 
@@ -35,6 +36,7 @@ class RecordedSeries:
     values: tuple[float, ...]
 
     def at(self, t: float) -> float:
+        """Return the value that is valid at this time."""
         return self.values[max(bisect_right(self.times, t) - 1, 0)]
 
     @property
@@ -56,13 +58,10 @@ class Recording:
     clients: dict[int, RecordedSeries]
 
     def series_of(self, client: int) -> RecordedSeries:
+        """Return the client's values; raise DataError if there are none."""
         if client not in self.clients:
             raise DataError(f"recording {self.path}: no rows for client {client}: it has {len(self.clients)} clients")
         return self.clients[client]
-
-    def covers(self, clients: Iterable[int]) -> None:
-        for client in clients:
-            self.series_of(client)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +73,13 @@ class RecordedLaw:
 
     def covers(self, clients: Iterable[int]) -> None:
         """Check before a run that every client is recorded and every value is valid."""
-        self.recording.covers(clients)
+        for client in clients:
+            self.recording.series_of(client)
 
     @cached_property
     def recording(self) -> Recording:
-        return read_column(self.path, self.column)  # read once: changes of the file do not change a run
+        """The recorded column, read once: changes of the file do not change a run."""
+        return read_column(self.path, self.column)
 
 
 def read_column(path: str, name: str) -> Recording:
@@ -92,12 +93,15 @@ def read_column(path: str, name: str) -> Recording:
 
 @lru_cache(maxsize=16)
 def _read_column(path: str, name: str, changed: int) -> Recording:
+    """Read a column of the file as it was `changed` last, and check the rows of each client."""
     times: dict[int, list[float]] = {}
     values: dict[int, list[float]] = {}
     for line, row in _read_rows(path, name):
         where = f"recording {path}, row {line}"
-        client = _parse_client(row["client"], where)
-        t, value = _parse_number(row["t"], "t", where), _parse_value(row[name], name, where)
+        number = _parse_number(row["client"], "client", where)
+        if number < 0 or number != int(number):
+            raise DataError(f"{where}: client = {row['client']}: clients must be integers, 0 or more")
+        client, t, value = int(number), _parse_number(row["t"], "t", where), _parse_value(row[name], name, where)
         before = times.setdefault(client, [])
         if t < 0:
             raise DataError(f"{where}: t = {t:g}: times must be 0 or more")
@@ -110,12 +114,12 @@ def _read_column(path: str, name: str, changed: int) -> Recording:
         values.setdefault(client, []).append(value)
     if not times:
         raise DataError(f"recording {path}: no rows")
-    return Recording(
-        path, name, {client: RecordedSeries(tuple(times[client]), tuple(values[client])) for client in times}
-    )
+    clients = {client: RecordedSeries(tuple(times[client]), tuple(values[client])) for client in times}
+    return Recording(path, name, clients)
 
 
-def _parse_value(cell: Any, name: str, where: str) -> float:
+def _parse_value(cell: object, name: str, where: str) -> float:
+    """Parse a cell of a column that laws read: 0 or 1, or a positive number."""
     if name == AVAILABLE:
         text = str(cell).strip().lower()
         if text == "":
@@ -129,7 +133,8 @@ def _parse_value(cell: Any, name: str, where: str) -> float:
     return value
 
 
-def _parse_number(cell: Any, name: str, where: str) -> float:
+def _parse_number(cell: object, name: str, where: str) -> float:
+    """Parse a finite number; the messages name the column and the place."""
     text = "" if cell is None else str(cell).strip()
     if text in ("", "nan", "None"):
         raise DataError(f"{where}: {name} is empty: repeat the value before")
@@ -144,15 +149,8 @@ def _parse_number(cell: Any, name: str, where: str) -> float:
     return value
 
 
-def _parse_client(cell: Any, where: str) -> int:
-    number = _parse_number(cell, "client", where)
-    if number < 0 or number != int(number):
-        raise DataError(f"{where}: client = {cell}: clients must be integers, 0 or more")
-    return int(number)
-
-
-def _read_rows(path: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield rows with their numbers, which are the lines of a CSV file."""
+def _read_rows(path: str, name: str) -> Rows:
+    """Return rows with their numbers, after a check that the file has the column `name` and no unknown ones."""
     header, rows = _read_parquet(path) if Path(path).suffix.lower() in (".parquet", ".pq") else _read_csv(path)
     for needed in (*KEYS, name):
         if needed not in header:
@@ -166,7 +164,8 @@ def _read_rows(path: str, name: str) -> Iterator[tuple[int, dict[str, Any]]]:
     return rows
 
 
-def _read_csv(path: str) -> tuple[list[str], Iterator[tuple[int, dict[str, Any]]]]:
+def _read_csv(path: str) -> tuple[list[str], Rows]:
+    """Return the header and the rows of a CSV file; row numbers are its lines."""
     try:
         with open(path, encoding="utf-8-sig", newline="") as file:
             reader = csv.DictReader(file, restval="", skipinitialspace=True)
@@ -177,10 +176,11 @@ def _read_csv(path: str) -> tuple[list[str], Iterator[tuple[int, dict[str, Any]]
     for line, row in rows:
         if None in row:
             raise DataError(f"recording {path}, row {line}: more cells than columns")
-    return header, iter(rows)
+    return header, rows
 
 
-def _read_parquet(path: str) -> tuple[list[str], Iterator[tuple[int, dict[str, Any]]]]:
+def _read_parquet(path: str) -> tuple[list[str], Rows]:
+    """Return the header and the numbered rows of a Parquet file."""
     try:
         parquet = import_module("pyarrow.parquet")  # not a dependency: most recordings are CSV
     except ImportError:
@@ -196,4 +196,4 @@ def _read_parquet(path: str) -> tuple[list[str], Iterator[tuple[int, dict[str, A
     except (OSError, ValueError, RuntimeError) as error:
         why = str(error).splitlines()[0] if str(error) else "it is damaged"
         raise DataError(f"cannot read the recording {path}: {why}") from None
-    return names, iter(enumerate(rows, start=1))
+    return names, enumerate(rows, start=1)

@@ -6,9 +6,9 @@ A client's mean time is drawn once, and each of its jobs varies a little around 
 from __future__ import annotations
 
 from offbeat.scenario.delays.changing_speeds import Changing, RecordedDelays, Replayed
-from offbeat.scenario.delays.devices import Devices
 from offbeat.scenario.delays.distributions import (
     ConstantDelays,
+    Devices,
     ExponentialDelays,
     Groups,
     HalfNormal,
@@ -22,26 +22,10 @@ from offbeat.scenario.scenario_settings import former_names
 from offbeat.scenario.simulated_world import MIN_JITTER_FACTOR, Delays, Paced, Unit, speed
 
 __all__ = [
-    "DELAYS",
-    "MIN_JITTER_FACTOR",
-    "Changing",
-    "ConstantDelays",
-    "Delays",
-    "Devices",
-    "ExponentialDelays",
-    "Groups",
-    "HalfNormal",
-    "Lognormal",
-    "LongTail",
-    "Normal",
-    "Paced",
-    "PerClient",
-    "RecordedDelays",
-    "Replayed",
-    "Uniform",
-    "Unit",
-    "speed",
-]
+    "DELAYS", "MIN_JITTER_FACTOR", "Changing", "ConstantDelays", "Delays", "Devices", "ExponentialDelays", "Groups",
+    "HalfNormal", "Lognormal", "LongTail", "Normal", "Paced", "PerClient", "RecordedDelays", "Replayed", "Uniform",
+    "Unit", "speed",
+]  # fmt: skip
 
 DELAYS: dict[str, type[Delays]] = {
     "constant": ConstantDelays,

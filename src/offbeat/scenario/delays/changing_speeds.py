@@ -6,7 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from math import isfinite
+from math import inf, isfinite
 from statistics import fmean
 from typing import Annotated, ClassVar
 
@@ -20,12 +20,13 @@ from offbeat.scenario.recordings import SECONDS, RecordedLaw
 from offbeat.scenario.scenario_settings import Rates, ScenarioSettings
 from offbeat.scenario.simulated_world import Delays, Paced, Unit
 
-
-def _increasing(times: tuple[float, ...]) -> bool:
-    return all(t >= 0 and isfinite(t) for t in times) and all(a < b for a, b in pairwise(times))
-
-
-Times = Annotated[tuple[float, ...], Must("times must be finite, 0 or more, and increase", _increasing)]
+Times = Annotated[
+    tuple[float, ...],
+    Must(
+        "times must be finite, 0 or more, and increase",
+        lambda times: all(t >= 0 and isfinite(t) for t in times) and all(a < b for a, b in pairwise(times)),
+    ),
+]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +40,6 @@ class Changing(ScenarioSettings, Delays):
     at: Times  # virtual seconds, increasing
     factors: Rates  # of the usual time: 5 is slow, 0.2 is fast, 1 is unchanged
     share: UpToOne = 1.0  # of the clients that are affected
-    _times: tuple[float, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,7 +47,6 @@ class Changing(ScenarioSettings, Delays):
         require(len(self.at) == len(self.factors), f"Changing: {counts}: give one factor for each time")
         already = f"Changing: {type(self.delays).__name__} already changes with time"
         require(not isinstance(self.delays, Paced), f"{already}: give all times and factors to one law")
-        object.__setattr__(self, "_times", (float("-inf"), *self.at))
 
     @property
     def unit(self) -> Unit:
@@ -55,6 +54,7 @@ class Changing(ScenarioSettings, Delays):
 
     @property
     def jitter(self) -> float:
+        """The jitter of the changed law; 0 if it has none."""
         jitter: float = getattr(self.delays, "jitter", 0.0)
         return jitter
 
@@ -65,21 +65,18 @@ class Changing(ScenarioSettings, Delays):
         return self.delays.factor(seed, client, index)
 
     def covers(self, clients: Iterable[int]) -> None:
+        """Check before a run that the changed law has delays for every client."""
         if (covers := getattr(self.delays, "covers", None)) is not None:
             covers(clients)
 
     def pace(self, seed: int, client: int, at: float) -> float:
-        if not self._affects(seed, client):
-            return 1.0
-        return (1.0, *self.factors)[bisect_right(self.at, at)]
+        changes = belongs_to_share(self.share, seed, "changing", client)
+        return (1.0, *self.factors)[bisect_right(self.at, at)] if changes else 1.0
 
     def elapsed(self, seed: int, client: int, started: float, seconds: float) -> float:
-        if not self._affects(seed, client):
+        if not belongs_to_share(self.share, seed, "changing", client):
             return seconds
-        return elapsed_seconds(seconds, started, self._times, (1.0, *self.factors))
-
-    def _affects(self, seed: int, client: int) -> bool:
-        return belongs_to_share(self.share, seed, "changing", client)
+        return elapsed_seconds(seconds, started, (-inf, *self.at), (1.0, *self.factors))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +134,7 @@ class Replayed(Delays):
         return jobs[index] / self.mean_of(seed, client)
 
     def covers(self, clients: Iterable[int]) -> None:
+        """Check before a run that jobs of every client were recorded."""
         known = len(self.seconds_per_step)
         for client in clients:
             if client >= known:

@@ -7,31 +7,15 @@ from offbeat.scenario.models.convolutional import FEDCOMPASS_MNIST as FEDCOMPASS
 from offbeat.scenario.models.convolutional import FEDPSA_CIFAR as FEDPSA_CIFAR
 from offbeat.scenario.models.convolutional import FEDPSA_MNIST as FEDPSA_MNIST
 from offbeat.scenario.models.convolutional import Cnn, LeNet5, Linear, Mlp, UNet3d, Vgg11
-from offbeat.scenario.models.distilbert import DistilBert
-from offbeat.scenario.models.inverted_residual import EfficientNet, MobileNetV2
 from offbeat.scenario.models.model_interface import Model, Shape
 from offbeat.scenario.models.model_interface import seeded as seeded
-from offbeat.scenario.models.residual import ResNet, ResNet1d
-from offbeat.scenario.models.sequence import Lstm, TextCnn
+from offbeat.scenario.models.residual_networks import EfficientNet, MobileNetV2, ResNet, ResNet1d
+from offbeat.scenario.models.sequence import DistilBert, Lstm, TextCnn
 
 __all__ = [
-    "MODELS",
-    "Model",
-    "Shape",
-    "Cnn",
-    "DistilBert",
-    "EfficientNet",
-    "LeNet5",
-    "Linear",
-    "Lstm",
-    "Mlp",
-    "MobileNetV2",
-    "ResNet",
-    "ResNet1d",
-    "TextCnn",
-    "UNet3d",
-    "Vgg11",
-]
+    "MODELS", "Model", "Shape", "Cnn", "DistilBert", "EfficientNet", "LeNet5", "Linear", "Lstm", "Mlp", "MobileNetV2",
+    "ResNet", "ResNet1d", "TextCnn", "UNet3d", "Vgg11",
+]  # fmt: skip
 
 MODELS: dict[str, type[Model]] = {
     "linear": Linear,

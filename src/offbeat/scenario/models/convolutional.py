@@ -13,8 +13,15 @@ from torch.nn.functional import interpolate
 
 from offbeat.core.errors import ConfigError
 from offbeat.core.settings import Must
-from offbeat.scenario.models.model_interface import Shape, check_shapes, require_axes, require_images, seeded
-from offbeat.scenario.scenario_settings import Count, Counts, ScenarioSettings
+from offbeat.scenario.models.model_interface import (
+    SeededModel,
+    Shape,
+    check_shapes,
+    conv_norm,
+    require_axes,
+    require_images,
+)
+from offbeat.scenario.scenario_settings import Count, Counts
 
 Kernel = Annotated[int, Must("must be odd, such as 3 or 5", lambda kernel: kernel >= 1 and kernel % 2 == 1)]
 Widths = Annotated[tuple[int, ...], Must("each must be at least 1", lambda values: min(values, default=1) >= 1)]
@@ -23,36 +30,35 @@ Pool = Literal["each", "last"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Linear:
+class Linear(SeededModel):
     """Softmax regression: one linear layer on the flattened input."""
 
-    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+    def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
         check_shapes(input_shape, num_outputs)
-        return seeded(seed, lambda: nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), num_outputs)))
+        return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), num_outputs))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Mlp(ScenarioSettings):
+class Mlp(SeededModel):
     """Fully connected layers with ReLU; `hidden` gives their widths."""
 
     hidden: Counts = (64,)
 
-    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+    def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
         check_shapes(input_shape, num_outputs)
-        inputs = prod(input_shape)
-        return seeded(seed, lambda: nn.Sequential(nn.Flatten(), *dense_layers(inputs, self.hidden, num_outputs)))
+        return nn.Sequential(nn.Flatten(), *dense_layers(prod(input_shape), self.hidden, num_outputs))
 
 
 def dense_layers(inputs: int, hidden: tuple[int, ...], outputs: int, bias: bool = True) -> list[nn.Module]:
     """Return linear layers with ReLU between them."""
     layers: list[nn.Module] = []
-    for a, b in pairwise((inputs, *hidden)):
-        layers += [nn.Linear(a, b, bias=bias), nn.ReLU()]
+    for before, after in pairwise((inputs, *hidden)):
+        layers += [nn.Linear(before, after, bias=bias), nn.ReLU()]
     return [*layers, nn.Linear(hidden[-1] if hidden else inputs, outputs, bias=bias)]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cnn(ScenarioSettings):
+class Cnn(SeededModel):
     """Convolutions with ReLU and 2×2 max pooling, then fully connected layers; no BatchNorm."""
 
     channels: Counts = (16, 32)  # of each convolution
@@ -61,7 +67,7 @@ class Cnn(ScenarioSettings):
     hidden: Widths = ()  # widths of fully connected layers before the last one
     pool: Pool = "each"  # after each convolution, or once after the last
 
-    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+    def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
         require_images("cnn", input_shape, num_outputs)
         high, wide = self._output_side(input_shape[1]), self._output_side(input_shape[2])
         if min(high, wide) < 1:
@@ -70,26 +76,21 @@ class Cnn(ScenarioSettings):
             nothing = f"convolutions and {poolings} leave nothing of {input_shape[1]}×{input_shape[2]} inputs"
             raise ConfigError(f"cnn: {nothing}: use fewer channels than {self.channels}")
 
-        def layers() -> nn.Module:
-            stack: list[nn.Module] = []
-            for a, b in pairwise((input_shape[0], *self.channels)):
-                stack += [nn.Conv2d(a, b, self.kernel, padding=self._padding()), nn.ReLU()]
-                if self.pool == "each":
-                    stack.append(nn.MaxPool2d(2))
-            if self.pool == "last":
-                stack.append(nn.MaxPool2d(2))
-            last = dense_layers(self.channels[-1] * high * wide, self.hidden, num_outputs)
-            return nn.Sequential(*stack, nn.Flatten(), *last)
-
-        return seeded(seed, layers)
-
-    def _padding(self) -> int:
-        return self.kernel // 2 if self.padding == "same" else 0
+        padding = self.kernel // 2 if self.padding == "same" else 0
+        layers: list[nn.Module] = []
+        for before, after in pairwise((input_shape[0], *self.channels)):
+            layers += [nn.Conv2d(before, after, self.kernel, padding=padding), nn.ReLU()]
+            if self.pool == "each":
+                layers.append(nn.MaxPool2d(2))
+        if self.pool == "last":
+            layers.append(nn.MaxPool2d(2))
+        last = dense_layers(self.channels[-1] * high * wide, self.hidden, num_outputs)
+        return nn.Sequential(*layers, nn.Flatten(), *last)
 
     def _output_side(self, side: int) -> int:
         """Return the length of a side after all convolutions and poolings."""
         for _ in self.channels:
-            side -= self.kernel - 1 - 2 * self._padding()
+            side -= self.kernel - 1 if self.padding == "valid" else 0
             side = side // 2 if self.pool == "each" else side
         return side if self.pool == "each" else side // 2
 
@@ -102,66 +103,59 @@ ASO_FED_FASHION = Cnn(channels=(16, 32), kernel=3, pool="last")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeNet5:
+class LeNet5(SeededModel):
     """LeNet-5 with ReLU and average pooling: 44 thousand parameters on MNIST."""
 
     bias: bool = False  # OrthoFL's has none
 
-    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+    def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
         require_images("lenet5", input_shape, num_outputs)
         colours, height, width = input_shape
         high, wide = ((height - 4) // 2 - 4) // 2, ((width - 4) // 2 - 4) // 2
         if min(high, wide) < 1:
             raise ConfigError(f"lenet5 needs images of at least 16×16, got {height}×{width}: use cnn")
 
-        def layers() -> nn.Module:
-            convolutions: list[nn.Module] = []
-            for a, b in pairwise((colours, 6, 16)):
-                convolutions += [nn.Conv2d(a, b, 5, bias=self.bias), nn.ReLU(), nn.AvgPool2d(2)]
-            last = dense_layers(16 * high * wide, (120, 84), num_outputs, self.bias)
-            return nn.Sequential(*convolutions, nn.Flatten(), *last)
-
-        return seeded(seed, layers)
+        layers: list[nn.Module] = []
+        for before, after in pairwise((colours, 6, 16)):
+            layers += [nn.Conv2d(before, after, 5, bias=self.bias), nn.ReLU(), nn.AvgPool2d(2)]
+        last = dense_layers(16 * high * wide, (120, 84), num_outputs, self.bias)
+        return nn.Sequential(*layers, nn.Flatten(), *last)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vgg11:
+class Vgg11(SeededModel):
     """VGG-11 with BatchNorm and one linear layer, for images of 32×32 or more: 9.2 million parameters."""
 
-    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+    def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
         require_images("vgg11", input_shape, num_outputs)
         if min(input_shape[1:]) < 32:
             actual = f"got {input_shape[1]}×{input_shape[2]}"
             raise ConfigError(f"vgg11 halves images five times and needs at least 32×32, {actual}: use cnn")
 
-        def layers() -> nn.Module:
-            stack: list[nn.Module] = []
-            before = input_shape[0]
-            for stage in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
-                for width in stage:
-                    # BatchNorm has a bias; OrthoFL's last layer has none
-                    stack += [nn.Conv2d(before, width, 3, padding=1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-                    before = width
-                stack.append(nn.MaxPool2d(2))
-            last = nn.Linear(before, num_outputs, bias=False)
-            return nn.Sequential(*stack, nn.AdaptiveAvgPool2d(1), nn.Flatten(), last)
-
-        return seeded(seed, layers)
+        layers: list[nn.Module] = []
+        before = input_shape[0]
+        for stage in ((64,), (128,), (256, 256), (512, 512), (512, 512)):
+            for width in stage:
+                layers += [*conv_norm(before, width, 3), nn.ReLU()]
+                before = width
+            layers.append(nn.MaxPool2d(2))
+        last = nn.Linear(before, num_outputs, bias=False)  # OrthoFL's has no bias
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), last)
 
 
 @dataclass(frozen=True, kw_only=True)
-class UNet3d(ScenarioSettings):
+class UNet3d(SeededModel):
     """Small 3-D U-Net, FLamby's for Fed-IXI: for each voxel a score for each class."""
 
     width: Count = 8  # channels of the first convolution; each block doubles them
     levels: Count = 3  # blocks on the way down, including the lowest
 
-    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+    def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
         require_axes("unet3d", input_shape, num_outputs, ("channels", "depth", "height", "width"), "cnn for images")
         if min(input_shape[1:]) >> (self.levels - 1) < 1:
             volume = "×".join(map(str, input_shape[1:]))
             raise ConfigError(f"unet3d: {self.levels - 1} poolings leave nothing of {volume} volumes: use fewer levels")
-        return seeded(seed, lambda: UNet3dModule(input_shape[0], num_outputs, self.width, self.levels))
+        return UNet3dModule(input_shape[0], num_outputs, self.width, self.levels)
 
 
 class UNet3dModule(nn.Module):
@@ -196,12 +190,5 @@ class UNet3dModule(nn.Module):
 
 def _double_convolution(before: int, middle: int, after: int, first: bool = False) -> nn.Sequential:
     """Return two convolutions; the first of the network has no BatchNorm, as in FLamby's."""
-    norm = [] if first else [nn.BatchNorm3d(middle)]
-    return nn.Sequential(
-        nn.Conv3d(before, middle, 3, padding=1, bias=first),
-        *norm,
-        nn.PReLU(),
-        nn.Conv3d(middle, after, 3, padding=1, bias=False),
-        nn.BatchNorm3d(after),
-        nn.PReLU(),
-    )
+    start = [nn.Conv3d(before, middle, 3, padding=1)] if first else conv_norm(before, middle, 3, dims=3)
+    return nn.Sequential(*start, nn.PReLU(), *conv_norm(middle, after, 3, dims=3), nn.PReLU())

@@ -1,21 +1,29 @@
-"""Models for texts and series."""
+"""Models for texts and series: TextCnn, Lstm, and DistilBERT with LoRA, which needs the extra `text`."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
 from typing import Annotated
 
 import torch
 from torch import Tensor, nn
 
-from offbeat.core.errors import ConfigError
-from offbeat.core.settings import BelowOne, least
-from offbeat.scenario.models.model_interface import Shape, check_shapes, require_axes, seeded
-from offbeat.scenario.scenario_settings import Count, Counts, ScenarioSettings
+from offbeat.core.errors import ConfigError, DataError
+from offbeat.core.settings import BelowOne, DataFile, Positive, least
+from offbeat.scenario.models.model_interface import SeededModel, Shape, check_shapes, require_axes, weights_path
+from offbeat.scenario.scenario_settings import Count, Counts
+
+ENCODER_FILES = ("config.json", "model.safetensors")
+# query and value projections, as DistilBERT and as BERT name them
+ADAPTED_LAYERS = ["q_lin", "v_lin", "query", "value"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextCnn(ScenarioSettings):
+class TextCnn(SeededModel):
     """Kim's TextCNN: word vectors, filters over 3, 4 and 5 words, the maximum of each, one linear layer.
 
     Inputs are word numbers (length,), 0 for padding. Words beyond the vocabulary share its last entry, so frequent
@@ -28,12 +36,12 @@ class TextCnn(ScenarioSettings):
     widths: Counts = (3, 4, 5)  # of the filters, in words
     dropout: BelowOne = 0.5  # before the last layer
 
-    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+    def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
         require_axes("textcnn", input_shape, num_outputs, ("length",), "cnn for images, lstm for series")
         if input_shape[0] < max(self.widths):
             widest = f"the widest filter, {max(self.widths)}"
             raise ConfigError(f"textcnn: texts of {input_shape[0]} words are shorter than {widest}")
-        return seeded(seed, lambda: TextCnnModule(self, num_outputs))
+        return TextCnnModule(self, num_outputs)
 
 
 class TextCnnModule(nn.Module):
@@ -55,17 +63,17 @@ class TextCnnModule(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Lstm(ScenarioSettings):
+class Lstm(SeededModel):
     """An LSTM layer and a fully connected layer on its last state, for series (length, features) or plain features."""
 
     hidden: Count = 64  # units
 
-    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+    def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
         check_shapes(input_shape, num_outputs)
         if len(input_shape) > 2:
             actual = f"got shape {tuple(input_shape)}"
             raise ConfigError(f"lstm needs inputs (length, features) or (features,), {actual}: use cnn for images")
-        return seeded(seed, lambda: LstmModule(input_shape[-1], self.hidden, num_outputs))
+        return LstmModule(input_shape[-1], self.hidden, num_outputs)
 
 
 class LstmModule(nn.Module):
@@ -82,3 +90,99 @@ class LstmModule(nn.Module):
         states, _ = self.lstm(x)
         out: Tensor = self.head(states[:, -1])
         return out
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistilBert(SeededModel):
+    """DistilBERT with LoRA adapters (extra `text`): 753 thousand numbers are sent for 20 classes.
+
+    `weights` is a folder with config.json and model.safetensors; a relative path starts at the data root. Nothing is
+    downloaded. Similar encoders (BERT, MiniLM) work too: adapters go to their query and value projections. Inputs are
+    token numbers (length,) of the encoder's tokenizer.
+    """
+
+    weights: DataFile = "distilbert-base-uncased"  # a folder
+    rank: Count = 8  # of the adapters
+    alpha: Positive = 16.0  # adapters are scaled by alpha / rank
+    dropout: BelowOne = 0.0  # before the adapters
+
+    def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
+        require_axes("distilbert", input_shape, num_outputs, ("length",), "cnn for images, lstm for series")
+        try:
+            import peft
+            import transformers
+        except ImportError as error:
+            raise ConfigError(f"distilbert needs the extra 'text' ({error}): pip install 'offbeat[text]'") from None
+        folder = weights_path(self.weights)
+        for name in ENCODER_FILES:
+            if not (folder / name).is_file():
+                files = " and ".join(ENCODER_FILES)
+                raise DataError(f"{folder / name} is missing: put {files} of the encoder into that folder")
+        with _without_progress_bars(transformers), _reading_errors(folder):
+            encoder = transformers.AutoModelForSequenceClassification.from_pretrained(
+                folder,
+                num_labels=num_outputs,
+                dtype="float32",
+                ignore_mismatched_sizes=True,
+                local_files_only=True,
+                use_safetensors=True,
+            )
+        longest = getattr(encoder.config, "max_position_embeddings", None)
+        if longest is not None and input_shape[0] > longest:
+            raise ConfigError(f"distilbert: texts of {input_shape[0]} tokens, this encoder takes at most {longest}")
+        return TokenClassifier(self.adapt(encoder, peft), encoder.config.pad_token_id or 0)
+
+    def adapt(self, encoder: nn.Module, peft: ModuleType) -> nn.Module:
+        """Freeze the encoder and add trainable adapters; the classifier stays trainable."""
+        settings = peft.LoraConfig(
+            task_type="SEQ_CLS",
+            target_modules=ADAPTED_LAYERS,
+            r=self.rank,
+            lora_alpha=self.alpha,
+            lora_dropout=self.dropout,
+        )
+        try:
+            adapted: nn.Module = peft.get_peft_model(encoder, settings)
+        except ValueError as error:
+            raise ConfigError(f"distilbert: peft cannot adapt a {type(encoder).__name__}: {error}") from None
+        return adapted
+
+
+class TokenClassifier(nn.Module):
+    """Compute scores from token numbers; tokens equal to `padding` get no attention."""
+
+    def __init__(self, encoder: nn.Module, padding: int) -> None:
+        super().__init__()
+        self.encoder = encoder
+        self.padding = padding
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        out: Tensor = self.encoder(input_ids=tokens, attention_mask=(tokens != self.padding).long()).logits
+        return out
+
+
+@contextmanager
+def _without_progress_bars(transformers: ModuleType) -> Iterator[None]:
+    """Silence progress bars and the warning that the classifier has new weights."""
+    logging = transformers.utils.logging
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()
+
+
+@contextmanager
+def _reading_errors(folder: Path) -> Iterator[None]:
+    """Convert errors of the encoder's files to a DataError of one line."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        why = " ".join(str(error).split())[:300]
+        raise DataError(f"{folder} does not have an encoder that transformers can read: {why}") from None

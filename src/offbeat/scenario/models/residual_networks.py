@@ -1,19 +1,32 @@
-"""Models of inverted residual blocks, which widen the channels, filter each of them, and narrow them again."""
+"""Residual networks: ResNet, ResNet1d, and the inverted residuals of MobileNetV2 and EfficientNet.
+
+An inverted residual widens the channels, filters each of them by itself, and narrows them again.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from offbeat.core.errors import DataError
+from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.settings import BelowOne, DataFile
-from offbeat.scenario.models.model_interface import Shape, require_images, seeded, weights_path
-from offbeat.scenario.scenario_settings import ScenarioSettings
+from offbeat.scenario.models.model_interface import (
+    SeededModel,
+    Shape,
+    conv_norm,
+    require_axes,
+    require_images,
+    weights_path,
+)
+from offbeat.scenario.scenario_settings import Count
 
+Depth = Literal[18, 34]
+STAGE_BLOCKS: dict[int, tuple[int, ...]] = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3)}  # in each of the four stages
 # (expansion, channels, blocks, stride of the first, kernel) of each stage
 MOBILENET_STAGES = (
     (1, 16, 1, 1, 3), (6, 24, 2, 1, 3), (6, 32, 3, 2, 3), (6, 64, 4, 2, 3), (6, 96, 3, 1, 3), (6, 160, 3, 2, 3),
@@ -26,24 +39,80 @@ EFFICIENTNET_STAGES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class MobileNetV2:
+class ResNet(SeededModel):
+    """ResNet-18 or -34 with a 3×3 stem and no first pooling, for small images."""
+
+    depth: Depth = 18  # layers
+    width: Count = 64  # channels of the first stage; each later stage doubles them
+
+    def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
+        require_images("resnet", input_shape, num_outputs)
+        before = self.width
+        layers: list[nn.Module] = [*conv_norm(input_shape[0], before, 3), nn.ReLU()]
+        for stage, blocks in enumerate(STAGE_BLOCKS[self.depth]):
+            for block in range(blocks):
+                width = self.width << stage
+                layers.append(ResidualBlock(before, width, stride=2 if stage > 0 and block == 0 else 1))
+                before = width
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(before, num_outputs))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ResNet1d(SeededModel):
+    """ResNet-18 for series (channels, length), as in OrthoFL for human activities."""
+
+    # 32 is the width of OrthoFL's code. For HAR (9 channels, 6 classes) it gives 1,182,496 parameters, or 1,186,417
+    # numbers with BatchNorm statistics; the paper prints 119 K, a tenth of that. Width 10 gives 117,410 and 118,647.
+    width: Count = 32  # channels of the first stage; each later stage doubles them
+
+    def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
+        instead = "resnet for images, mlp for features"
+        require_axes("resnet1d", input_shape, num_outputs, ("channels", "length"), instead)
+        if input_shape[1] < 7:
+            raise ConfigError(f"resnet1d needs series of length 7 or more, got {input_shape[1]}: use mlp")
+        before = self.width
+        stem = nn.Conv1d(input_shape[0], before, 7, stride=3, bias=False)
+        layers: list[nn.Module] = [stem, nn.BatchNorm1d(before), nn.ReLU()]
+        for stage in range(4):
+            if stage > 0:
+                layers += [nn.Conv1d(before, 2 * before, 3, stride=2, padding=1, bias=False), nn.ReLU()]
+                before = 2 * before
+            layers += [ResidualBlock(before, before, dims=1), ResidualBlock(before, before, dims=1)]
+        last = nn.Linear(2 * before, num_outputs, bias=False)
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool1d(2), nn.Flatten(), last)
+
+
+class ResidualBlock(nn.Module):
+    """Two convolutions of width 3 and a shortcut around them, for images (dims = 2) or series (dims = 1)."""
+
+    def __init__(self, before: int, width: int, stride: int = 1, dims: int = 2) -> None:
+        super().__init__()
+        first, second = conv_norm(before, width, 3, stride, dims=dims), conv_norm(width, width, 3, dims=dims)
+        self.body = nn.Sequential(*first, nn.ReLU(), *second)
+        self.shortcut: nn.Module = nn.Identity()
+        if stride != 1 or before != width:
+            self.shortcut = nn.Sequential(*conv_norm(before, width, 1, stride, dims=dims))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.body(x) + self.shortcut(x)
+        return out.relu()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MobileNetV2(SeededModel):
     """MobileNetV2 for images of about 32×32: 2.4 million parameters for 100 classes."""
 
-    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+    def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
         require_images("mobilenetv2", input_shape, num_outputs)
-
-        def layers() -> nn.Module:
-            # for small images, stem and second stage keep the resolution that ImageNet models halve there
-            stem, before = nn.Conv2d(input_shape[0], 32, 3, padding=1, bias=False), 32
-            stack: list[nn.Module] = [stem, nn.BatchNorm2d(before), nn.ReLU6()]
-            for expansion, width, blocks, stride, _ in MOBILENET_STAGES:
-                for block in range(blocks):
-                    stack.append(InvertedResidual(before, width, expansion, stride if block == 0 else 1))
-                    before = width
-            stack += [nn.Conv2d(before, 1280, 1, bias=False), nn.BatchNorm2d(1280), nn.ReLU6()]
-            return nn.Sequential(*stack, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, num_outputs))
-
-        return seeded(seed, layers)
+        # for small images, stem and second stage keep the resolution that ImageNet models halve there
+        before = 32
+        layers: list[nn.Module] = [*conv_norm(input_shape[0], before, 3), nn.ReLU6()]
+        for expansion, width, blocks, stride, _ in MOBILENET_STAGES:
+            for block in range(blocks):
+                layers.append(InvertedResidual(before, width, expansion, stride if block == 0 else 1))
+                before = width
+        layers += [*conv_norm(before, 1280, 1), nn.ReLU6()]
+        return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(1280, num_outputs))
 
 
 class InvertedResidual(nn.Module):
@@ -52,14 +121,9 @@ class InvertedResidual(nn.Module):
     def __init__(self, before: int, width: int, expansion: int, stride: int) -> None:
         super().__init__()
         wide = before * expansion
-        widen: list[nn.Module] = (
-            [] if expansion == 1 else [nn.Conv2d(before, wide, 1, bias=False), nn.BatchNorm2d(wide), nn.ReLU6()]
-        )
-        self.body = nn.Sequential(
-            *widen,
-            nn.Conv2d(wide, wide, 3, stride, padding=1, groups=wide, bias=False), nn.BatchNorm2d(wide), nn.ReLU6(),
-            nn.Conv2d(wide, width, 1, bias=False), nn.BatchNorm2d(width),
-        )  # fmt: skip
+        widen = () if expansion == 1 else (*conv_norm(before, wide, 1), nn.ReLU6())
+        filter_each = (*conv_norm(wide, wide, 3, stride, groups=wide), nn.ReLU6())
+        self.body = nn.Sequential(*widen, *filter_each, *conv_norm(wide, width, 1))
         self.residual = stride == 1 and before == width
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,7 +132,7 @@ class InvertedResidual(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EfficientNet(ScenarioSettings):
+class EfficientNet(SeededModel):
     """EfficientNet-B0: 5.3 million parameters for 1000 classes; pretrained weights can be read from a file.
 
     `weights` is a safetensors file with timm's names, such as model.safetensors of timm's efficientnet_b0; a relative
@@ -78,9 +142,9 @@ class EfficientNet(ScenarioSettings):
     dropout: BelowOne = 0.2  # before the last layer
     weights: DataFile | None = None  # a safetensors file
 
-    def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+    def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
         require_images("efficientnet", input_shape, num_outputs)
-        module = seeded(seed, lambda: EfficientNetModule(input_shape[0], num_outputs, self.dropout))
+        module = EfficientNetModule(input_shape[0], num_outputs, self.dropout)
         if self.weights is not None:
             load_pretrained(module, weights_path(self.weights), last="classifier.")
         return module
