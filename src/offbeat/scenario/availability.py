@@ -17,7 +17,7 @@ from typing import Annotated, NamedTuple
 from offbeat.core import draws
 from offbeat.core.errors import require
 from offbeat.core.settings import Must, UpToOne, finite
-from offbeat.scenario.client_groups import Range, as_range, belongs_to_share, draw_between
+from offbeat.scenario.client_groups import Range, belongs_to_share, draw_between, store_range
 from offbeat.scenario.recordings import AVAILABLE, RecordedLaw, RecordedSeries
 from offbeat.scenario.scenario_settings import ScenarioSettings
 
@@ -72,7 +72,7 @@ class Dropout(ScenarioSettings, Availability):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "at", as_range("Dropout: at", self.at))
+        store_range(self, "at")
 
     def window(self, seed: int, client: int, now: float) -> Window:
         if not belongs_to_share(self.share, seed, "dropout", client):
@@ -91,9 +91,9 @@ class JoinAndLeave(ScenarioSettings, Availability):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        object.__setattr__(self, "join", as_range("JoinAndLeave: join", self.join))
+        store_range(self, "join")
         if self.stay is not None:
-            object.__setattr__(self, "stay", as_range("JoinAndLeave: stay", self.stay))
+            store_range(self, "stay")
 
     def window(self, seed: int, client: int, now: float) -> Window:
         if not belongs_to_share(self.share, seed, "newcomers", client):
@@ -127,6 +127,7 @@ class Periodic(ScenarioSettings, Availability):
         return Window(first * self.period, (last + 1) * self.period)
 
     def _away(self, seed: int, client: int, number: int) -> bool:
+        """Check whether the client is away in the period with this number."""
         return draws.uniform(seed, "periodic", client, number) < self.share
 
 
@@ -140,16 +141,12 @@ class Diurnal(ScenarioSettings, Availability):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        low, high = hours = as_range("Diurnal: hours", self.hours)
-        object.__setattr__(self, "begin", as_range("Diurnal: begin", self.begin))
-        object.__setattr__(self, "hours", hours)
-        require(low > 0 and high < 24, f"Diurnal: hours = {hours}: must be more than 0 and less than 24")
+        low, high = store_range(self, "hours")
+        store_range(self, "begin")
+        require(low > 0 and high < 24, f"Diurnal: hours = {self.hours}: must be more than 0 and less than 24")
         shortest = low * self.day / 24
-        span = f"{shortest:g} s of a day of {self.day:g} s"
-        require(
-            shortest >= MIN_PERIOD_SECONDS,
-            f"Diurnal: hours = {low} are {span}: must be at least {MIN_PERIOD_SECONDS:g} s",
-        )
+        span = f"hours = {low} are {shortest:g} s of a day of {self.day:g} s"
+        require(shortest >= MIN_PERIOD_SECONDS, f"Diurnal: {span}: must be at least {MIN_PERIOD_SECONDS:g} s")
 
     def window(self, seed: int, client: int, now: float) -> Window:
         hour = self.day / 24
@@ -169,7 +166,7 @@ class Churn(ScenarioSettings, Availability):
     up: Duration = 3600.0  # mean seconds of presence
     down: Duration = 600.0  # mean seconds of absence
     share: UpToOne = 1.0  # of the clients; the others are always available
-    # the last window of each client; a cache, windows can be drawn again at any time
+    # cache of (number, window) for each (seed, client): the last window, which can be drawn again at any time
     _last: dict[tuple[int, int], tuple[int, Window]] = field(
         init=False, repr=False, compare=False, default_factory=dict
     )
@@ -177,9 +174,9 @@ class Churn(ScenarioSettings, Availability):
     def window(self, seed: int, client: int, now: float) -> Window:
         if not belongs_to_share(self.share, seed, "churners", client):
             return FOREVER
-        number, window = self._last.get((seed, client)) or self._first(seed, client)
+        number, window = self._last.get((seed, client)) or (0, self._first_window(seed, client))
         if now < window.start:
-            number, window = self._first(seed, client)
+            number, window = 0, self._first_window(seed, client)
         while window.end <= now:
             number += 1
             start = window.end + draws.exponential(seed, "churn down", client, number, mean=self.down)
@@ -188,11 +185,11 @@ class Churn(ScenarioSettings, Availability):
             self._last[seed, client] = number, window
         return window
 
-    def _first(self, seed: int, client: int) -> tuple[int, Window]:
+    def _first_window(self, seed: int, client: int) -> Window:
         """Draw the first window; the share of clients that start available is the long-term average."""
         available = draws.uniform(seed, "churn start", client) < self.up / (self.up + self.down)
         start = 0.0 if available else draws.exponential(seed, "churn down", client, 0, mean=self.down)
-        return 0, Window(start, start + draws.exponential(seed, "churn up", client, 0, mean=self.up))
+        return Window(start, start + draws.exponential(seed, "churn up", client, 0, mean=self.up))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +200,8 @@ class RecordedAvailability(RecordedLaw, Availability):
 
     @cached_property
     def _windows(self) -> dict[int, list[Window]]:
-        return {client: list(_windows(series)) for client, series in self.recording.clients.items()}
+        """The windows of each recorded client, in the order of time."""
+        return {client: list(_find_windows(series)) for client, series in self.recording.clients.items()}
 
     def window(self, seed: int, client: int, now: float) -> Window:
         self.recording.series_of(client)  # raises an error if there is none
@@ -223,7 +221,7 @@ AVAILABILITY: dict[str, type[Availability]] = {
 }
 
 
-def _windows(series: RecordedSeries) -> Iterator[Window]:
+def _find_windows(series: RecordedSeries) -> Iterator[Window]:
     """Yield the windows of a series of ones and zeros; the last value is valid forever."""
     start: float | None = None
     for t, available in zip(series.times, series.values, strict=True):

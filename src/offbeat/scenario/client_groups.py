@@ -1,18 +1,19 @@
 """Properties that differ between clients: membership in a share of all clients, and a number drawn from a range.
 
-Shares are drawn, yet as exact as possible without knowing the number of clients. Clients are assigned in small blocks
-of consecutive ids. With 0.6, 0.2 and 0.2 a block has five clients, of which exactly 3, 1 and 1 belong to each share, in
-an order drawn for that block. If no small block can be divided in these shares, the remainder is carried from block to
-block: with 0.37, 3 or 4 of ten clients belong to the share, and exactly 37 of a hundred.
+Shares are drawn, and as exact as possible without knowing the number of clients. Clients are assigned in small blocks
+of consecutive ids. With 0.6, 0.2 and 0.2, exactly 3, 1 and 1 clients of a block of five belong to each share. If no
+small block can be divided, the remainder is carried on: with 0.37, exactly 37 of a hundred clients belong to the share.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from functools import lru_cache
 from math import floor, isfinite
 
 from offbeat.core import draws
 from offbeat.core.errors import require
+from offbeat.scenario.scenario_settings import ScenarioSettings
 
 # clients of a block that is divided exactly; the counts are inexact inside a block
 MAX_EXACT_BLOCK = 10
@@ -22,16 +23,14 @@ MAX_DENOMINATOR = 1000  # shares are compared with fractions up to this denomina
 Range = tuple[float, float]  # low and high
 
 
-def require_shares(what: str, shares: tuple[float, ...]) -> None:
-    fits = all(share >= 0 for share in shares) and abs(sum(shares) - 1) < 1e-9
-    require(fits, f"{what}: shares = {shares}: must be 0 or more and add up to 1")
-
-
-def as_range(what: str, value: float | Range, kind: str = "a number") -> Range:
-    """Return (low, high) from one number or from a pair, which may be a list from a file."""
+def store_range(settings: ScenarioSettings, name: str, kind: str = "a number") -> Range:
+    """Replace a setting that is one number, or two of them, by the pair (low, high), and return it."""
+    value: float | Range = getattr(settings, name)
     span = (value, value) if isinstance(value, (int, float)) else tuple(value)
     fits = len(span) == 2 and 0 <= span[0] <= span[1] and isfinite(span[1])
+    what = f"{type(settings).__name__}: {name}"
     require(fits, f"{what} = {value}: must be {kind}, 0 or more, or two of them, low and high")
+    object.__setattr__(settings, name, span)
     return span[0], span[1]
 
 
@@ -70,10 +69,8 @@ def _block_groups(shares: tuple[float, ...], size: int, seed: int, purpose: str,
     """Return the group of each position in the block."""
     bounds = _group_bounds(shares, size, seed, purpose, block)
     ranked = sorted(range(size), key=lambda position: draws.bits(seed, purpose, block, position))
-    groups = [0] * size
-    for rank, position in enumerate(ranked):
-        groups[position] = next(i for i, bound in enumerate(bounds) if rank < bound)
-    return tuple(groups)
+    group = {position: bisect_right(bounds, rank) for rank, position in enumerate(ranked)}
+    return tuple(group[position] for position in range(size))
 
 
 def _group_bounds(shares: tuple[float, ...], size: int, seed: int, purpose: str, block: int) -> list[int]:
@@ -94,5 +91,6 @@ def _group_bounds(shares: tuple[float, ...], size: int, seed: int, purpose: str,
 
 
 def _count_below(n: int, s: float, u: float) -> int:
+    """Return floor(n s + u), or n s itself if it is a whole number up to rounding."""
     exact = n * s
     return floor(exact + u) if abs(exact - round(exact)) > 1e-9 * max(n, 1) else round(exact)

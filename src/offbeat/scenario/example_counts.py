@@ -16,6 +16,7 @@ class ExampleCounts(Mapping[int, int]):
     __slots__ = ("_values",)
 
     def __init__(self, values: Iterable[int]) -> None:
+        """Store the count of each client, in the order of the clients."""
         wide = np.array(values if isinstance(values, np.ndarray) else list(values), dtype=np.int64)
         if wide.ndim != 1 or len(wide) == 0:
             raise DataError("no clients: a count for at least one is needed")

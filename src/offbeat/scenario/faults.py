@@ -43,7 +43,7 @@ class Fault(ScenarioSettings, ABC):
         return timing
 
     def spoilt(self, layout: Layout, job: Job, local: Tensor) -> Tensor:
-        """Return the model as the fault changes it; `local` itself is not modified."""
+        """Return the trained model as the fault changes it; `local` itself is not modified."""
         return local
 
 
@@ -110,7 +110,7 @@ class Scaled(ResultFault):
     factor: Annotated[float, Must("must be finite", isfinite)] = 10.0
 
     def spoilt(self, layout: Layout, job: Job, local: Tensor) -> Tensor:
-        return _scaled_update(layout, job, local, self.factor)
+        return _scale_update(layout, job, local, self.factor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,7 +121,7 @@ class SignFlipped(ResultFault):
     share: UpToOne = 0.1
 
     def spoilt(self, layout: Layout, job: Job, local: Tensor) -> Tensor:
-        return _scaled_update(layout, job, local, -1.0)
+        return _scale_update(layout, job, local, -1.0)
 
 
 FAULTS: dict[str, type[Fault]] = {
@@ -134,7 +134,7 @@ FAULTS: dict[str, type[Fault]] = {
 }
 
 
-def _scaled_update(layout: Layout, job: Job, local: Tensor, factor: float) -> Tensor:
+def _scale_update(layout: Layout, job: Job, local: Tensor, factor: float) -> Tensor:
     """Return base + factor delta in the trainable entries; the gate would notice changed statistics and counters."""
     base = layout.trainable(job.base)
     return layout.with_trainable(local, base + factor * (layout.trainable(local) - base))
@@ -146,13 +146,13 @@ def result_modifier(faults: tuple[Fault, ...], layout: Layout) -> Callable[[Job,
     if not active:
         return None
 
-    def modify(job: Job, result: Result) -> Result:
+    def apply_faults(job: Job, result: Result) -> Result:
         for fault in active:
             if fault.strikes(job.seed, job.client, job.index):
                 result = replace(result, local=fault.spoilt(layout, job, result.local))
         return result
 
-    return modify
+    return apply_faults
 
 
 __getattr__ = former_names(__name__, {"Spoiling": "ResultFault", "spoiler": "result_modifier"})

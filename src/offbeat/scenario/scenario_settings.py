@@ -10,7 +10,7 @@ from inspect import getdoc
 from math import isfinite
 from typing import Annotated, Any, TypeVar
 
-from offbeat.core.errors import ConfigError, unknown_name
+from offbeat.core.errors import ConfigError, require, unknown_name
 from offbeat.core.settings import Must, check, least
 
 T = TypeVar("T")
@@ -49,8 +49,7 @@ class RangeSettings(ScenarioSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.low > self.high:
-            raise ConfigError(f"{type(self).__name__}: low = {self.low} is above high = {self.high}")
+        require(self.low <= self.high, f"{type(self).__name__}: low = {self.low} is above high = {self.high}")
 
 
 def find_entry(what: str, registry: Mapping[str, T], name: str) -> T:
@@ -60,13 +59,9 @@ def find_entry(what: str, registry: Mapping[str, T], name: str) -> T:
     return registry[name]
 
 
-def summary(entry: object) -> str:
-    """Return the first paragraph of the docstring in one line."""
-    return (getdoc(entry) or "").split("\n\n")[0].replace("\n", " ")
-
-
 def summaries(registry: Mapping[str, object]) -> dict[str, str]:
-    return {name: summary(entry) for name, entry in registry.items()}
+    """Return the first paragraph of each entry's docstring in one line, by name."""
+    return {name: (getdoc(entry) or "").split("\n\n")[0].replace("\n", " ") for name, entry in registry.items()}
 
 
 def former_names(module: str, renamed: Mapping[str, str]) -> Callable[[str], Any]:

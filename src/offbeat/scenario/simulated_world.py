@@ -40,7 +40,9 @@ class Delays(Protocol):
     """A law of delays defines `unit`, `mean_of` and `factor`; subclasses inherit the other methods."""
 
     @property
-    def unit(self) -> Unit: ...
+    def unit(self) -> Unit:
+        """What the seconds of this law refer to."""
+        ...
 
     def mean_of(self, seed: int, client: int) -> float:
         """Return the client's mean seconds per unit."""
@@ -84,11 +86,9 @@ class DelayDistribution(ScenarioSettings, Delays, ABC):
     def mean_of(self, seed: int, client: int) -> float: ...
 
     def factor(self, seed: int, client: int, index: int) -> float:
-        jitter = self.jitter
-        if jitter == 0.0:
+        if self.jitter == 0.0:
             return 1.0
-        factor = 1.0 + jitter * draws.normal(seed, "jitter", client, index)
-        return factor if factor > MIN_JITTER_FACTOR else MIN_JITTER_FACTOR
+        return max(MIN_JITTER_FACTOR, 1.0 + self.jitter * draws.normal(seed, "jitter", client, index))
 
 
 def speed(seed: int, client: int) -> float:
@@ -135,6 +135,7 @@ class SimulatedWorld:
         object.__setattr__(self, "_simple", no_transfers and self._always and not self.faults)
 
     def time_job(self, client: int, index: int, work: LocalWork, num_examples: int, started: float) -> JobTiming:
+        """Return how long the client's n-th job takes, how long it was expected to take, and whether it is lost."""
         mean = self._means.get(client)
         if mean is None:
             mean = self._means[client] = self.delays.mean_of(self.seed, client)
@@ -145,11 +146,10 @@ class SimulatedWorld:
         duration = expected * self.delays.factor(self.seed, client, index)
         if self._simple:
             return _new(JobTiming, (duration, expected, False, None, None))
-        return self._with_faults(
-            self._with_transfers(client, work, started, duration, expected), client, index, started
-        )
+        timing = self._add_transfers(client, work, started, duration, expected)
+        return self._apply_faults(timing, client, index, started)
 
-    def _with_transfers(
+    def _add_transfers(
         self, client: int, work: LocalWork, started: float, duration: float, expected: float
     ) -> JobTiming:
         """Add download and upload, and apply changes of speed; the estimate assumes that speeds stay as they are."""
@@ -166,7 +166,7 @@ class SimulatedWorld:
             estimated_up = network.guessed(seed, client, up_bytes, started, up=True)
         return JobTiming(duration=down + duration + up, expected=estimated_down + expected + estimated_up)
 
-    def _with_faults(self, timing: JobTiming, client: int, index: int, started: float) -> JobTiming:
+    def _apply_faults(self, timing: JobTiming, client: int, index: int, started: float) -> JobTiming:
         """Let the job crash if the client leaves before its end, and apply the faults otherwise."""
         window = self._window(client, started)
         if window.start > started or started + timing.duration > window.end:
@@ -177,12 +177,15 @@ class SimulatedWorld:
         return timing
 
     def next_available(self, client: int, now: float) -> float:
+        """Return the first time >= now at which the client is available; inf if there is none."""
         return now if self._always else max(self._window(client, now).start, now)
 
     def next_departure(self, client: int, now: float) -> float:
+        """Return when the client's present or next window of availability ends."""
         return inf if self._always else self._window(client, now).end
 
     def _window(self, client: int, now: float) -> Window:
+        """Return the client's window of availability; the last one of each client is remembered."""
         if self._always:
             return self.availability.window(self.seed, client, now)
         last, window = self._windows.get(client, (now, None))
@@ -194,6 +197,7 @@ class SimulatedWorld:
         return window
 
     def num_examples(self, client: int, index: int, now: float) -> int:
+        """Return how many of the client's examples have arrived before its n-th job."""
         try:
             count = self.counts[client]
             return count if self._static else self.streaming.arrived(self.seed, client, count, index, now)

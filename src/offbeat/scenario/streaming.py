@@ -1,9 +1,7 @@
 """Streams of data: a client starts with a share of its examples and receives the rest during the run.
 
-The amount of a client's data is a pure function of (seed, client, number of its jobs, time): nothing is stored. If it
-grows by the second, all methods of a seed see the same data at the same time. If it grows by the round, a method that
-dispatches to a client more often sees more of its data. Local work uses the examples that arrived first, so a stream
-also defines the order in which they arrive.
+The amount of a client's data is a pure function of (seed, client, number of its jobs, time): nothing is stored. Local
+work uses the examples that arrived first, so a stream also defines the order in which they arrive.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from torch import Tensor
 from offbeat.core import draws
 from offbeat.core.errors import DataError, require
 from offbeat.core.settings import UpToOne
-from offbeat.scenario.client_groups import Range, as_range, draw_between
+from offbeat.scenario.client_groups import Range, draw_between, store_range
 from offbeat.scenario.scenario_settings import Count, ScenarioSettings
 
 Per = Literal["round", "second"]
@@ -63,10 +61,9 @@ class Growing(ScenarioSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        start = as_range("Growing: start", self.start, "a share of the client's data")
-        object.__setattr__(self, "start", start)
-        object.__setattr__(self, "rate", as_range("Growing: rate", self.rate, "a share of the client's data"))
-        require(start[1] <= 1, f"Growing: start = {self.start}: must be at most 1, all data")
+        _, high = store_range(self, "start", "a share of the client's data")
+        store_range(self, "rate", "a share of the client's data")
+        require(high <= 1, f"{type(self).__name__}: start = {self.start}: must be at most 1, all data")
 
     def arrived(self, seed: int, client: int, total: int, index: int, now: float) -> int:
         start = draw_between(self.start, seed, "arrival start", client)
@@ -95,7 +92,10 @@ class Drifting(Growing):
             raise DataError("drifting and class-incremental data need one class label for each example")
         moments = torch.rand(len(rows), generator=draws.generator(seed, "arrival order", client), dtype=torch.float64)
         position = _class_positions(labels, seed, None if self.shared else client)
-        in_span = _moments_within_class(position, moments)
+        # each class has a span of [0, 1) whose length is its share of the examples
+        sizes = torch.bincount(position).to(torch.float64) / len(position)
+        begins = sizes.cumsum(0) - sizes
+        in_span = begins[position] + sizes[position] * moments
         return rows[((1 - self.strength) * moments + self.strength * in_span).argsort(stable=True)]
 
 
@@ -122,10 +122,3 @@ def _class_positions(labels: Tensor, seed: int, client: int | None) -> Tensor:
     position = torch.zeros(max(classes) + 1, dtype=torch.int64)
     position[torch.tensor(ranked)] = torch.arange(len(ranked))
     return position[labels]
-
-
-def _moments_within_class(position: Tensor, moments: Tensor) -> Tensor:
-    """Map moments in [0, 1) to the span of each class, whose length is the share of the class."""
-    sizes = torch.bincount(position).to(torch.float64) / len(position)
-    begins = sizes.cumsum(0) - sizes
-    return begins[position] + sizes[position] * moments

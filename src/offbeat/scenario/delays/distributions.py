@@ -17,7 +17,7 @@ from typing import Annotated
 from offbeat.core import draws
 from offbeat.core.errors import require
 from offbeat.core.settings import Amount, Must, Rate, finite
-from offbeat.scenario.client_groups import group_of, require_shares
+from offbeat.scenario.client_groups import group_of
 from offbeat.scenario.scenario_settings import RangeSettings, Rates, ScenarioSettings
 from offbeat.scenario.simulated_world import MIN_JITTER_FACTOR, DelayDistribution, Delays, Unit, speed
 
@@ -160,7 +160,8 @@ class Groups(DelayDistribution):
         super().__post_init__()
         counts = f"{len(self.factors)} factors and {len(self.shares)} shares"
         require(len(self.factors) == len(self.shares), f"Groups: {counts}: give one share for each factor")
-        require_shares("Groups", self.shares)
+        fits = all(share >= 0 for share in self.shares) and abs(sum(self.shares) - 1) < 1e-9
+        require(fits, f"Groups: shares = {self.shares}: must be 0 or more and add up to 1")
 
     def mean_of(self, seed: int, client: int) -> float:
         return self.period * self.factors[group_of(self.shares, seed, "response group", client)]

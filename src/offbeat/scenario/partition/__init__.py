@@ -6,28 +6,23 @@ An example has at most one client, except in `draws`. A client's examples are in
 from __future__ import annotations
 
 from offbeat.scenario.partition.assignment import Partition, class_counts
-from offbeat.scenario.partition.by_class import ClassSubsets, Disjoint, MainClass, Pieces
-from offbeat.scenario.partition.dirichlet import Dirichlet, DirichletEqual, DualDirichlet
+from offbeat.scenario.partition.label_skew import (
+    ClassSubsets,
+    Dirichlet,
+    DirichletEqual,
+    Disjoint,
+    DualDirichlet,
+    MainClass,
+    Pieces,
+)
 from offbeat.scenario.partition.local_split import Split
 from offbeat.scenario.partition.random_and_natural import Draws, Iid, Natural
 from offbeat.scenario.scenario_settings import former_names
 
 __all__ = [
-    "PARTITIONS",
-    "Partition",
-    "class_counts",
-    "ClassSubsets",
-    "Dirichlet",
-    "DirichletEqual",
-    "Disjoint",
-    "Draws",
-    "DualDirichlet",
-    "Iid",
-    "MainClass",
-    "Natural",
-    "Pieces",
-    "Split",
-]
+    "PARTITIONS", "Partition", "class_counts", "ClassSubsets", "Dirichlet", "DirichletEqual", "Disjoint", "Draws",
+    "DualDirichlet", "Iid", "MainClass", "Natural", "Pieces", "Split",
+]  # fmt: skip
 
 PARTITIONS: dict[str, type[Partition]] = {
     "iid": Iid,

@@ -29,17 +29,20 @@ class Partition(Protocol):
 
 
 def require_enough_examples(examples: int, clients: int, each: int) -> None:
+    """Check that there are at least `each` examples for every client."""
     require(clients >= 1, f"clients = {clients}: must be at least 1")
     if examples < clients * each:
         word = "example" if each == 1 else "examples"
         raise DataError(f"{clients} clients of at least {each} {word} need {clients * each}, there are {examples}")
 
 
-def class_labels(partition: str, labels: Tensor) -> Ints:
+def number_classes(partition: str, labels: Tensor) -> tuple[Ints, Ints]:
+    """Return the distinct labels in increasing order, and for each example the position of its label among them."""
     if labels.is_floating_point() or labels.ndim != 1:
         actual = f"{labels.dtype} of shape {tuple(labels.shape)}"
         raise DataError(f"{partition} needs one class label for each example, got {actual}: use iid")
-    return labels.cpu().numpy().astype(np.int64)
+    names, classes = np.unique(labels.cpu().numpy().astype(np.int64), return_inverse=True)
+    return names, classes
 
 
 def cut_by_shares(members: Ints, shares: Floats) -> list[Ints]:

@@ -26,12 +26,6 @@ class ClientParts(NamedTuple):
     test: Tensor
 
 
-class PartSizes(NamedTuple):
-    train: int
-    validation: int
-    test: int
-
-
 @dataclass(frozen=True, kw_only=True)
 class Split:
     """Each client's examples are split at random: a part for training, one for validation (unused), one for the test.
@@ -50,32 +44,35 @@ class Split:
 
     @property
     def test(self) -> float:
+        """The share of the client's examples that is for its test."""
         return max(0.0, round(1 - self.train - self.validation, 9))  # 1 - 0.8 - 0.2 is -5e-17
 
     def rows_of_part(self, part: Literal["train", "test"], seed: int, rows: Sequence[Tensor]) -> Sequence[Tensor]:
         """Return this part of every client's examples."""
-        change = partial(self._part_of_client, part, seed)
+        index = ClientParts._fields.index(part)
+        change = partial(self._rows_of_client, index, seed)
         if not isinstance(rows, ComputedRows):
             return map_rows(rows, change)
-        counts = ExampleCounts.mapped(rows.counts, lambda client, count: getattr(self._sizes(client, count), part))
+        counts = ExampleCounts.mapped(rows.counts, lambda client, count: self._part_sizes(client, count)[index])
         return rows.map(change, counts)
 
-    def _part_of_client(self, part: str, seed: int, client: int, rows: Tensor) -> Tensor:
-        chosen: Tensor = getattr(self.parts(seed, client, rows), part)
-        return chosen
+    def _rows_of_client(self, index: int, seed: int, client: int, rows: Tensor) -> Tensor:
+        """Return the part with this index of a client's examples."""
+        return self.parts(seed, client, rows)[index]
 
     def parts(self, seed: int, client: int, rows: Tensor) -> ClientParts:
         """Return all parts of a client's examples; cuts are rounded to whole examples."""
         if self.train == 1:
             return ClientParts(rows, rows[:0], rows[:0])
         order = torch.randperm(len(rows), generator=draws.generator(seed, "split", client)).numpy()
-        sizes = self._sizes(client, len(rows))
+        sizes = self._part_sizes(client, len(rows))
         return ClientParts(*(rows[torch.from_numpy(np.sort(part))] for part in np.split(order, np.cumsum(sizes)[:-1])))
 
-    def _sizes(self, client: int, examples: int) -> PartSizes:
+    def _part_sizes(self, client: int, examples: int) -> list[int]:
+        """Return the number of examples of each part, and check that the training and the test part have some."""
         shares = np.array([self.train, self.validation, self.test])
-        sizes = PartSizes(*(len(part) for part in cut_by_shares(np.arange(examples), shares)))
-        for name, share, size in zip(PartSizes._fields, shares, sizes, strict=True):
+        sizes = [len(part) for part in cut_by_shares(np.arange(examples), shares)]
+        for name, share, size in zip(ClientParts._fields, shares, sizes, strict=True):
             if share > 0 and name != "validation" and size == 0:
                 few = f"client {client} has {examples} examples: too few for a {name} part of {share:g} of them"
                 raise DataError(f"{few}; use fewer clients, or a smaller test part")

@@ -14,7 +14,7 @@ from offbeat.core.computed_rows import ComputedRows
 from offbeat.core.errors import DataError, require
 from offbeat.core.settings import Rate
 from offbeat.scenario.example_counts import ExampleCounts
-from offbeat.scenario.partition.assignment import Floats, Ints, class_labels, require_enough_examples
+from offbeat.scenario.partition.assignment import Floats, Ints, number_classes, require_enough_examples
 from offbeat.scenario.scenario_settings import Count, ScenarioSettings
 
 
@@ -88,17 +88,19 @@ class Draws(ScenarioSettings):
             counts = ExampleCounts(rng.integers(low, high, clients, endpoint=True))
         if self.alpha is None:
             return ComputedRows(counts, partial(_draw_any, counts, len(labels), seed))
-        _, classes = np.unique(class_labels("draws with alpha", labels), return_inverse=True)
+        _, classes = number_classes("draws with alpha", labels)
         members = np.split(np.argsort(classes, kind="stable"), np.cumsum(np.bincount(classes))[:-1])
         return ComputedRows(counts, partial(_draw_mixed, counts, members, self.alpha, seed))
 
 
 def _draw_any(counts: ExampleCounts, examples: int, seed: int, client: int) -> Tensor:
+    """Draw a client's examples from all examples."""
     rng = np.random.default_rng(draws.bits(seed, "partition", client))
     return torch.from_numpy(np.sort(rng.choice(examples, counts[client], replace=False, shuffle=False)))
 
 
 def _draw_mixed(counts: ExampleCounts, members: list[Ints], alpha: float, seed: int, client: int) -> Tensor:
+    """Draw a client's mix of classes, then its examples from the members of each class."""
     rng = np.random.default_rng(draws.bits(seed, "partition", client))
     mix = rng.dirichlet(np.full(len(members), alpha))
     wanted = _draw_class_counts(rng, mix, np.array([len(rows) for rows in members]), counts[client])
