@@ -17,17 +17,9 @@ import zipfile
 import zlib
 from contextlib import suppress
 from pathlib import Path, PurePosixPath
-from typing import Literal, TypedDict
 
 from offbeat.core.errors import DataError
 
-
-class ExtractOptions(TypedDict, total=False):
-    filter: Literal["data"]
-
-
-# names and links are checked here in any case; Python has its own filter since 3.11.4
-EXTRACT_OPTIONS: ExtractOptions = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}
 MAX_UNPACKED_BYTES = 2 * 10**9  # unless a data set says otherwise; no published archive used here has more
 TAR_OVERHEAD_BYTES = 2**26  # headers of a tar file and the padding of its blocks
 GZIP_MAGIC = b"\x1f\x8b"
@@ -65,6 +57,7 @@ def unpack(path: Path, into: Path, most: int = MAX_UNPACKED_BYTES) -> None:
 
 
 def _lock(staging: int) -> None:
+    """Lock an open folder; it stays locked until its handle is closed or the process ends."""
     import fcntl  # POSIX only
 
     fcntl.flock(staging, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -85,6 +78,7 @@ def _remove_stale_folders(into: Path) -> None:
 
 
 def _unzip(path: Path, staging: Path, most: int) -> None:
+    """Unpack a zip archive after a check of all its members."""
     with zipfile.ZipFile(path) as archive:
         members = archive.infolist()
         _check_member_count(path, len(members))
@@ -100,12 +94,15 @@ def _unzip(path: Path, staging: Path, most: int) -> None:
 
 
 def _untar(path: Path, staging: Path, most: int) -> None:
+    """Unpack a tar archive, gzipped or not, with a check of each member."""
     with open(path, "rb") as file:
         packed = file.read(2) == GZIP_MAGIC
     with (
         (gzip.open if packed else open)(path, "rb") as stream,
         tarfile.open(fileobj=_LimitedStream(path, stream, most), mode="r|") as archive,
     ):
+        # names and links are checked here in any case; Python has its own filter since 3.11.4
+        archive.extraction_filter = getattr(tarfile, "data_filter", None)
         unpacked = 0
         for count, member in enumerate(archive, 1):
             _check_member_count(path, count)
@@ -114,7 +111,7 @@ def _untar(path: Path, staging: Path, most: int) -> None:
                 raise _too_large(path, most)
             _check_member_name(path, member.name)
             if member.isdir() or member.isfile():
-                archive.extract(member, staging, set_attrs=False, **EXTRACT_OPTIONS)
+                archive.extract(member, staging, set_attrs=False)
             else:
                 raise DataError(f"{path} contains {member.name!r}, which is not a file or folder: refused")
 
@@ -127,6 +124,7 @@ class _LimitedStream(io.RawIOBase):
         self._left = most + TAR_OVERHEAD_BYTES
 
     def read(self, size: int = -1) -> bytes:
+        """Read from the stream, and raise DataError if the limit is exceeded."""
         data = self._stream.read(size)
         self._left -= len(data)
         if self._left < 0:
@@ -135,6 +133,7 @@ class _LimitedStream(io.RawIOBase):
 
 
 def _too_large(path: Path, most: int) -> DataError:
+    """Build the error for an archive that unpacks to too many bytes."""
     return DataError(f"{path} unpacks to more than {most:,} bytes: it is not the published archive")
 
 
@@ -144,6 +143,7 @@ def _check_member_count(path: Path, members: int) -> None:
 
 
 def _check_member_name(path: Path, name: str) -> None:
+    """Refuse names of members that would be written outside the folder."""
     inside = PurePosixPath(name.replace("\\", "/"))
     if not inside.parts:
         raise DataError(f"{path} contains {name!r}, which is not a file name: refused")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import isinf
 from pathlib import Path
@@ -17,6 +17,7 @@ from offbeat.scenario.data.data_files import read_bytes
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
+    """Read a text file, gzipped or not."""
     try:
         return read_bytes(path).decode(encoding)
     except UnicodeDecodeError:
@@ -34,6 +35,7 @@ def read_matrix(path: Path) -> NDArray[np.float64]:
 def parse_matrix(
     path: Path, lines: Iterable[str], separator: str | None = None, columns: Sequence[int] | None = None
 ) -> NDArray[np.float64]:
+    """Parse rows of numbers with the same columns in every row."""
     try:
         return np.loadtxt(lines, dtype=np.float64, delimiter=separator, ndmin=2, usecols=columns)
     except ValueError as error:
@@ -54,11 +56,14 @@ class CsvTable:
 
 def read_table(path: Path, wanted: tuple[str, ...]) -> CsvTable:
     """Read a CSV file that has at least the wanted columns and as many cells in every row as in the header."""
-    rows = _csv_rows(path, read_text(path))
-    names = next(rows, None)
-    if names is None:
-        raise DataError(f"{path} is empty")
-    names = [name.strip().lstrip("\ufeff") for name in names]
+    text = read_text(path)
+    try:
+        header, *rows = csv.reader(io.StringIO(text, newline=""))
+    except csv.Error as error:
+        raise DataError(f"{path} is not a CSV file ({error})") from None
+    except ValueError:  # no row at all
+        raise DataError(f"{path} is empty") from None
+    names = [name.strip().lstrip("\ufeff") for name in header]
     missing = [name for name in wanted if name not in names]
     if missing:
         shown = ", ".join(names[:8]) + (", …" if len(names) > 8 else "")
@@ -76,14 +81,8 @@ def read_table(path: Path, wanted: tuple[str, ...]) -> CsvTable:
 
 
 def truncated(problem: str) -> DataError:
+    """Build the error for a file that seems to be cut off."""
     return DataError(f"{problem}: the file is truncated or damaged")
-
-
-def _csv_rows(path: Path, text: str) -> Iterator[list[str]]:
-    try:
-        yield from csv.reader(io.StringIO(text, newline=""))
-    except csv.Error as error:
-        raise DataError(f"{path} is not a CSV file ({error})") from None
 
 
 def parse_numbers(path: Path, name: str, cells: Sequence[str], missing: tuple[str, ...] = ()) -> NDArray[np.float64]:
@@ -100,6 +99,7 @@ def parse_numbers(path: Path, name: str, cells: Sequence[str], missing: tuple[st
 
 
 def _is_number(cell: str) -> bool:
+    """Check whether a cell is a number other than infinity."""
     try:
         return not isinf(float(cell))
     except ValueError:

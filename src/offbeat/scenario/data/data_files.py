@@ -18,7 +18,6 @@ import urllib.request
 import zlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from offbeat.core.errors import DataError, MissingData
 from offbeat.scenario.data.archives import GZIP_MAGIC, MAX_UNPACKED_BYTES, unpack
@@ -49,6 +48,7 @@ def named_root() -> Path | None:
 
 
 def data_root() -> Path:
+    """Return the folder below which the files of data sets are."""
     folder = os.environ.get("OFFBEAT_DATA")
     if folder:
         return expand_path(folder)
@@ -90,21 +90,21 @@ def find_file(
 def find_folder(folder: str, wanted: tuple[str, ...], archive: Published | None = None, page: str = "") -> Path:
     """Return the data set's folder after unpacking its archive if one of the `wanted` entries is missing."""
     home = data_root() / folder
-    missing = _first_missing(home, wanted)
-    if missing is None:
+    missing = [home / name for name in wanted if not (home / name).exists()]
+    if not missing:
         return home
     if archive is None:
-        raise MissingData(_missing_message(missing, page))
-    path = _fetch(folder, archive, page, f" (or its contents, such as {missing})")
-    before = {home / Path(name).parts[0] for name in wanted if (home / Path(name).parts[0]).exists()}
+        raise MissingData(_missing_message(missing[0], page))
+    path = _fetch(folder, archive, page, f" (or its contents, such as {missing[0]})")
+    before = {entry for entry in (home / Path(name).parts[0] for name in wanted) if entry.exists()}
     unpack(path, home, archive.max_unpacked)
-    missing = _first_missing(home, wanted)
-    if missing is None:
+    missing = [file for file in missing if not file.exists()]
+    if not missing:
         return home
-    top = home / missing.relative_to(home).parts[0]
+    top = home / missing[0].relative_to(home).parts[0]
     if top in before:  # existing entries are never overwritten
-        raise DataError(f"{missing} is missing, and {path} may contain it: remove {top} so that it can be unpacked")
-    raise DataError(f"{path} was unpacked and {missing} is still missing: it is not the published archive")
+        raise DataError(f"{missing[0]} is missing, and {path} may contain it: remove {top} so that it can be unpacked")
+    raise DataError(f"{path} was unpacked and {missing[0]} is still missing: it is not the published archive")
 
 
 def find_files(folder: str, patterns: tuple[str, ...], archive: Published, page: str) -> list[Path]:
@@ -139,6 +139,7 @@ def read_bytes(path: Path, most: int = 2**28) -> bytes:
 
 
 def cannot_read(path: Path, error: OSError) -> DataError:
+    """Build the error for a file that exists and cannot be read."""
     return DataError(f"cannot read {path}: {error.strerror or error}")
 
 
@@ -163,6 +164,7 @@ def download(urls: tuple[str, ...], path: Path, checksum: str | None) -> None:
 
 
 def _download_from(url: str, path: Path, checksum: str) -> None:
+    """Download to a temporary file beside `path`, verify it, and rename it."""
     if not url.startswith(("http://", "https://")):
         raise OSError("only http and https addresses are downloaded")
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -170,38 +172,29 @@ def _download_from(url: str, path: Path, checksum: str) -> None:
         handle, part = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".part", dir=path.parent)
         try:
             sys.stderr.write(f"offbeat: downloading {url} to {path}\n")
+            size = 0
             with open(handle, "wb") as file:
-                actual, size = _copy_with_checksum(answer, file, checksum_algorithm(checksum))
+                while chunk := answer.read(CHUNK_BYTES):
+                    size += len(chunk)
+                    if size > MAX_DOWNLOAD_BYTES:
+                        raise OSError(f"more than {MAX_DOWNLOAD_BYTES:,} bytes arrive: it is not the published file")
+                    file.write(chunk)
             promised = answer.headers.get("Content-Length")
             if promised is not None and int(promised) != size:
                 raise OSError(f"{size} of {promised} bytes arrived")
+            kind, actual = compute_checksum(Path(part), checksum)
             if actual != checksum:
-                kind = checksum_algorithm(checksum).upper()
                 raise OSError(f"the download has {kind} {actual}, the published file has {checksum}")
             os.replace(part, path)
         finally:
-            if os.path.exists(part):
-                os.unlink(part)
+            Path(part).unlink(missing_ok=True)
 
 
-def _copy_with_checksum(source: IO[bytes], target: IO[bytes], kind: str) -> tuple[str, int]:
-    """Copy a stream; return its checksum and its number of bytes."""
-    digest, size = hashlib.new(kind, usedforsecurity=False), 0
-    while chunk := source.read(CHUNK_BYTES):
-        digest.update(chunk)
-        size += len(chunk)
-        if size > MAX_DOWNLOAD_BYTES:
-            raise OSError(f"more than {MAX_DOWNLOAD_BYTES:,} bytes arrive: it is not the published file")
-        target.write(chunk)
-    return digest.hexdigest(), size
-
-
-def checksum_algorithm(checksum: str) -> str:
-    return "sha256" if len(checksum) == 64 else "md5"
-
-
-def _first_missing(home: Path, wanted: tuple[str, ...]) -> Path | None:
-    return next((home / name for name in wanted if not (home / name).exists()), None)
+def compute_checksum(path: Path, published: str) -> tuple[str, str]:
+    """Return the kind of the published checksum, MD5 or SHA256, and this checksum of the file."""
+    kind = "sha256" if len(published) == 64 else "md5"
+    with open(path, "rb") as file:
+        return kind.upper(), hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
 
 
 def _matching_files(home: Path, patterns: tuple[str, ...]) -> list[Path]:
@@ -215,28 +208,23 @@ def _matching_files(home: Path, patterns: tuple[str, ...]) -> list[Path]:
 def _fetch(folder: str, wanted: Published, page: str, instead: str = "") -> Path:
     """Return the published file: verify it if it exists, download it otherwise."""
     path = data_root() / folder / wanted.name
-    try:
-        if not path.is_file():
+    if not path.is_file():
+        try:
             download(wanted.urls, path, wanted.checksum)
-        elif wanted.checksum is not None:
-            _verify_checksum(path, wanted.checksum)
-        return path
-    except DownloadFailed as error:
-        raise MissingData(_missing_message(path, page, instead, f" ({error})")) from None
+        except DownloadFailed as error:
+            raise MissingData(_missing_message(path, page, instead, f" ({error})")) from None
+    elif wanted.checksum is not None:
+        try:
+            kind, actual = compute_checksum(path, wanted.checksum)
+        except OSError as error:
+            raise cannot_read(path, error) from None
+        if actual != wanted.checksum:
+            raise DataError(f"{path} is damaged: its {kind} is {actual}, the published file has {wanted.checksum}")
+    return path
 
 
 def _missing_message(path: Path, page: str, instead: str = "", why: str = "") -> str:
+    """Return the message for a missing file: where to put it, or what instead, and why it was not downloaded."""
     root = f"set OFFBEAT_DATA to the folder that contains {path.relative_to(data_root())}"
     source = f"; download it from {page}" if page else ""
     return f"{path} is missing: put the file there{instead}, or {root}{source}{why}"
-
-
-def _verify_checksum(path: Path, checksum: str) -> None:
-    kind = checksum_algorithm(checksum)
-    try:
-        with open(path, "rb") as file:
-            actual = hashlib.file_digest(file, lambda: hashlib.new(kind, usedforsecurity=False)).hexdigest()
-    except OSError as error:
-        raise cannot_read(path, error) from None
-    if actual != checksum:
-        raise DataError(f"{path} is damaged: its {kind.upper()} is {actual}, the published file has {checksum}")

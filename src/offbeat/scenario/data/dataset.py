@@ -29,7 +29,9 @@ TEST_INTERVAL = 5
 class DataSource(Protocol):
     """A data set by name and settings: a frozen dataclass that an experiment file can describe."""
 
-    def load(self) -> Dataset: ...
+    def load(self) -> Dataset:
+        """Read the files of the data set and check them."""
+        ...
 
     def __hash__(self) -> int: ...
 
@@ -42,18 +44,19 @@ class Pixels:
     mean: tuple[float, ...]  # of each channel, in 0..1
     deviation: tuple[float, ...]
 
-    def __call__(self, module: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...] | None:
+    def __call__(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...] | None:
+        """Return the inputs of the model with standardised images; None leaves them unchanged."""
         x, *rest = inputs
         if x.dtype != torch.uint8:
             return None  # already in the form that models expect, noise for example
         shape = (-1, *(1,) * (x.ndim - 2))
-        mean, deviation = (_constant_on(v, x.device).view(shape) for v in (self.mean, self.deviation))
+        mean, deviation = (_copy_to_device(v, x.device).view(shape) for v in (self.mean, self.deviation))
         return ((x.float() / 255 - mean) / deviation, *rest)
 
 
 @lru_cache(maxsize=64)
-def _constant_on(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Cache the constant for each device: a recorded CUDA graph must not copy from the host."""
+def _copy_to_device(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return the values as a tensor, cached for each device: a recorded CUDA graph must not copy from the host."""
     return torch.tensor(values, device=device)
 
 
@@ -96,6 +99,7 @@ class Dataset:
         self._check_part(f"{where}: test", self.x_test, self.y_test, self.test_groups)
 
     def _check_part(self, where: str, x: Tensor, y: Tensor, groups: Tensor | None) -> None:
+        """Check the values of the training or the test part; `where` names it in messages."""
         _check_finite(f"{where} inputs", x)
         _check_finite(f"{where} targets", y)
         _check_target_form(f"{where} targets", y, self.task)
@@ -139,6 +143,7 @@ class Dataset:
 
     @property
     def summary(self) -> str:
+        """Name, size, form and notes of the data set in one line."""
         shape = "×".join(map(str, self.input_shape)) or "one number"
         usual = "real targets" if self.num_classes is None else f"{self.num_classes} classes"
         special = {"multilabel": f"{self.outputs} labels at once", "survival": "times and events"}
@@ -164,9 +169,8 @@ def describe_scaling(value: str, mean: ArrayLike | Tensor, deviation: ArrayLike 
 
 
 def _check_finite(what: str, values: Tensor) -> None:
-    # in pieces, without a mask of all values
-    fine = not values.is_floating_point() or all(bool(torch.isfinite(part).all()) for part in torch.split(values, 4096))
-    if not fine:
+    """Check that all values are finite, in pieces, because a mask of all values would need much memory."""
+    if values.is_floating_point() and not all(bool(torch.isfinite(part).all()) for part in torch.split(values, 4096)):
         bad = ~torch.isfinite(values).reshape(len(values), -1).all(1)
         first = int(bad.nonzero()[0, 0])
         raise DataError(f"{what}: {int(bad.sum())} of {len(values)} are not finite, the first is number {first}")
@@ -192,6 +196,7 @@ def _check_target_form(what: str, y: Tensor, task: TaskName | None) -> None:
 
 
 def _check_range(what: str, values: Tensor, count: int) -> None:
+    """Check that all values are integers from 0 to count - 1."""
     low, high = int(values.min()), int(values.max())
     if low < 0 or high >= count:
         raise DataError(f"{what} {low if low < 0 else high} is out of range: 0 to {count - 1}")
@@ -224,19 +229,21 @@ def number_owners(train: Sequence[Owner], test: Sequence[Owner]) -> tuple[Tensor
 
 
 class OwnedExamples:
-    """Collect the training and test examples of all owners, one owner after the other."""
+    """Collect the examples of all owners, one owner after the other; a part is "train" or "test"."""
 
     def __init__(self) -> None:
         self._pieces: dict[str, list[tuple[Array, Array, Owner]]] = {"train": [], "test": []}
 
     def add(self, part: str, x: Array, y: Array, owner: Owner) -> None:
+        """Append examples of one owner."""
         self._pieces[part].append((x, y, owner))
 
     def count(self, part: str) -> int:
+        """Return the number of examples of a part."""
         return sum(len(x) for x, _, _ in self._pieces[part])
 
     def examples(self, part: str) -> tuple[Array, Array, list[Owner]]:
-        """Return the inputs, the targets, and the owner of each."""
+        """Return the inputs and the targets of a part, and the owner of each example."""
         pieces = self._pieces[part]
         owners = [owner for x, _, owner in pieces for _ in range(len(x))]
         return np.concatenate([x for x, _, _ in pieces]), np.concatenate([y for _, y, _ in pieces]), owners
@@ -268,6 +275,7 @@ def every_fifth(labels: Tensor) -> Tensor:
 
 
 def check_time_shares(what: str, train: float, test: float) -> None:
+    """Check the shares of an owner's time that are for training and for the test."""
     fine = 0 < train < 1 and 0 < test < 1 and train + test <= 1 + 1e-9
     require(fine, f"{what} train = {train}, test = {test}: must be shares in (0, 1) that sum to at most 1")
 

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import zipfile
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils.data import Dataset as TorchDataset
 from torch.utils.data import TensorDataset
 
 from offbeat.core.errors import DataError
@@ -24,7 +26,8 @@ from offbeat.core.settings import DataFile
 from offbeat.scenario.data.data_files import below_root, expand_path
 from offbeat.scenario.data.dataset import Dataset, Owner, TaskName, every_fifth, number_owners
 
-Owners: TypeAlias = Sequence[Owner] | Tensor | NDArray[Any]
+Owners: TypeAlias = Sequence[Owner] | Tensor | NDArray[np.generic]
+Pairs: TypeAlias = Iterable[object] | TorchDataset[object]  # (input, target) pairs
 Arrays: TypeAlias = Mapping[str, Tensor]  # of one owner, by the names below
 
 ARRAY_NAMES = ("x", "y", "x_test", "y_test")
@@ -35,8 +38,8 @@ EXPECTED_VALUES = "(x, y), (x_train, y_train, x_test, y_test), {site: (x, y)} or
 
 
 def from_dataset(
-    train: Iterable[Any],
-    test: Iterable[Any] | None = None,
+    train: Pairs,
+    test: Pairs | None = None,
     *,
     name: str = "mine",
     num_classes: int | None = None,
@@ -62,8 +65,7 @@ def from_dataset(
         is_test = every_fifth(classes)
         x, y, x_test, y_test, notes = x[~is_test], y[~is_test], x[is_test], y[is_test], (NO_TEST_NOTE,)
         if owners is not None:
-            test_owners = [owner for owner, chosen in zip(owners, is_test.tolist(), strict=True) if chosen]
-            owners = [owner for owner, chosen in zip(owners, is_test.tolist(), strict=True) if not chosen]
+            owners, test_owners = (list(compress(owners, part.tolist())) for part in (~is_test, is_test))
     else:
         x_test, y_test = _stack_pairs(test, f"{name}: test")
         if test_groups is not None and len(test_owners) != len(x_test):
@@ -105,9 +107,9 @@ def from_owners(
     test = [(owner, a["x_test"], a["y_test"]) for owner, a in clients.items() if "x_test" in a]
     notes: tuple[str, ...] = ()
     if not test:
-        is_test = {owner: every_fifth(torch.zeros(len(x), dtype=torch.int64)) for owner, x, _ in train}
-        test = [(owner, x[is_test[owner]], y[is_test[owner]]) for owner, x, y in train if bool(is_test[owner].any())]
-        train = [(owner, x[~is_test[owner]], y[~is_test[owner]]) for owner, x, y in train]
+        split = [(owner, x, y, every_fifth(torch.zeros(len(x), dtype=torch.int64))) for owner, x, y in train]
+        test = [(owner, x[is_test], y[is_test]) for owner, x, y, is_test in split if bool(is_test.any())]
+        train = [(owner, x[~is_test], y[~is_test]) for owner, x, y, is_test in split]
         notes = (NO_CLIENT_TEST_NOTE,)
     if not test:
         raise DataError(f"{where or name}: no client has x_test, or 5 examples of which one is for the test")
@@ -142,6 +144,7 @@ def _build_dataset(
     test_owners: Sequence[Owner],
     notes: tuple[str, ...],
 ) -> Dataset:
+    """Build a data set from (x_train, y_train, x_test, y_test); integer targets are classes unless `task` differs."""
     x_train, y_train, x_test, y_test = tensors
     integers = not any(y.is_floating_point() or y.is_complex() for y in (y_train, y_test))
     if integers:  # of any width
@@ -175,11 +178,12 @@ def _owner_values(owners: Owners | None) -> list[Owner] | None:
     return [value.item() if isinstance(value, (Tensor, np.generic)) else value for value in owners]
 
 
-def _stack_pairs(pairs: Iterable[Any], what: str) -> tuple[Tensor, Tensor]:
+def _stack_pairs(pairs: Pairs, what: str) -> tuple[Tensor, Tensor]:
+    """Return all inputs and all targets of a data set, which must have equal shapes."""
     if isinstance(pairs, TensorDataset) and len(pairs.tensors) == 2:
         return as_tensor(pairs.tensors[0], what), as_tensor(pairs.tensors[1], what)
     xs, ys = [], []
-    for i, pair in enumerate(_items(pairs)):
+    for i, pair in enumerate(_iterate_pairs(pairs)):
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise DataError(f"{what} example {i} is not a pair of input and target")
         xs.append(as_tensor(pair[0], f"{what} input {i}"))
@@ -194,13 +198,14 @@ def _stack_pairs(pairs: Iterable[Any], what: str) -> tuple[Tensor, Tensor]:
     return torch.stack(xs), torch.stack(ys)
 
 
-def _items(pairs: Any) -> Iterator[Any]:
+def _iterate_pairs(pairs: Pairs) -> Iterator[object]:
     """Iterate over a torch data set, which may have only a length and an index, or over any iterable."""
-    indexed = hasattr(pairs, "__getitem__") and hasattr(pairs, "__len__")
-    return (pairs[n] for n in range(len(pairs))) if indexed else iter(pairs)
+    if hasattr(pairs, "__getitem__") and isinstance(pairs, Sized):
+        return (pairs[n] for n in range(len(pairs)))
+    return iter(cast(Iterable[object], pairs))
 
 
-def as_tensor(value: Any, what: str) -> Tensor:
+def as_tensor(value: object, what: str) -> Tensor:
     """Convert an image, an array or a list to a tensor; doubles become floats, the dtype of models."""
     try:
         tensor = value if isinstance(value, Tensor) else torch.as_tensor(np.asarray(value))
@@ -210,6 +215,7 @@ def as_tensor(value: Any, what: str) -> Tensor:
 
 
 def _read_npz(path: Path) -> dict[str, Tensor]:
+    """Read the arrays of a client; objects that need a pickle are refused."""
     incomplete = DataError(f"{path} is not a complete .npz file: it is truncated or damaged")
     try:
         with zipfile.ZipFile(path) as archive:  # a member never unpacks to more than it declares
@@ -237,6 +243,7 @@ def _read_npz(path: Path) -> dict[str, Tensor]:
 
 
 def _check_lengths(arrays: Arrays, where: str) -> None:
+    """Check that inputs and targets of each part have the same number of rows."""
     for x, y in (ARRAY_NAMES[:2], ARRAY_NAMES[2:]):
         if x in arrays and (arrays[x].ndim == 0 or arrays[y].ndim == 0 or len(arrays[x]) != len(arrays[y])):
             shapes = f"{x} {tuple(arrays[x].shape)} and {y} {tuple(arrays[y].shape)}"
@@ -244,6 +251,7 @@ def _check_lengths(arrays: Arrays, where: str) -> None:
 
 
 def _concatenate(parts: list[tuple[str, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    """Concatenate the inputs and the targets of all owners, which must have equal shapes and dtypes."""
     kinds = [(tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype) for _, x, y in parts]
     odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
     if odd is not None:
@@ -255,7 +263,7 @@ def _concatenate(parts: list[tuple[str, Tensor, Tensor]]) -> tuple[Tensor, Tenso
 # ---------------------------------------------------------------- values of a user's function
 
 
-def dataset_from_function(value: Any, name: str, where: str) -> Dataset:
+def dataset_from_function(value: object, name: str, where: str) -> Dataset:
     """Convert what a user's function returned to a data set; `where` names the function in messages.
 
     It may return tensors, arrays or lists of numbers in one of these forms:
@@ -274,28 +282,28 @@ def dataset_from_function(value: Any, name: str, where: str) -> Dataset:
         return _dataset_from_sites({str(site): entry for site, entry in value.items()}, name, where)
     if isinstance(value, tuple) and len(value) in (2, 4) and all(map(_is_numeric, value)):
         arrays = _as_tensors(value, where)
-        pairs: list[Any] = [
-            TensorDataset(arrays[x], arrays[y]) for x, y in (ARRAY_NAMES[:2], ARRAY_NAMES[2:]) if x in arrays
-        ]
-        return from_dataset(*pairs, name=name)
+        test = TensorDataset(arrays["x_test"], arrays["y_test"]) if "x_test" in arrays else None
+        return from_dataset(TensorDataset(arrays["x"], arrays["y"]), test, name=name)
     if isinstance(value, tuple) and len(value) == 2:
         return from_dataset(*value, name=name)
     if isinstance(value, list) and value and all(isinstance(entry, (tuple, list, Mapping)) for entry in value):
         width = len(str(len(value) - 1))  # names of equal length sort in the order of the list
         return _dataset_from_sites({f"{number:0{width}}": entry for number, entry in enumerate(value)}, name, where)
     if hasattr(value, "__getitem__") and hasattr(value, "__len__") and not _is_numeric(value):
-        return from_dataset(value, name=name)
+        return from_dataset(cast(Pairs, value), name=name)
     kind = f"{len(value)} values" if isinstance(value, tuple) else f"a {type(value).__name__}"
     raise DataError(f"{where} gave {kind}: {EXPECTED_VALUES}")
 
 
-def _dataset_from_sites(sites: Mapping[str, Any], name: str, where: str) -> Dataset:
+def _dataset_from_sites(sites: Mapping[str, object], name: str, where: str) -> Dataset:
+    """Build a data set whose owners are the sites."""
     if not sites:
         raise DataError(f"{where} gave no sites: {EXPECTED_VALUES}")
     return from_owners({site: _site_arrays(entry, f"{where}: site {site!r}") for site, entry in sites.items()}, name)
 
 
-def _site_arrays(entry: Any, where: str) -> Arrays:
+def _site_arrays(entry: object, where: str) -> Arrays:
+    """Convert a site's values, a tuple or a mapping, to tensors with the names of ARRAY_NAMES."""
     if isinstance(entry, Mapping) and entry.keys() in ({"train"}, {"train", "test"}):
         entry = (*entry["train"], *entry.get("test", ()))
     if isinstance(entry, Mapping) and {"x", "y"} <= entry.keys() <= set(ARRAY_NAMES):
@@ -305,20 +313,22 @@ def _site_arrays(entry: Any, where: str) -> Arrays:
     return _as_tensors(entry, where)
 
 
-def _as_tensors(values: Sequence[Any], where: str) -> Arrays:
+def _as_tensors(values: Sequence[object], where: str) -> Arrays:
+    """Convert x, y and optionally x_test, y_test to tensors of matching lengths."""
     arrays = {key: as_tensor(value, f"{where}: {key}") for key, value in zip(ARRAY_NAMES, values, strict=False)}
     _check_lengths(arrays, where)
     return arrays
 
 
-def _is_numeric(value: Any) -> bool:
+def _is_numeric(value: object) -> bool:
     """Check whether a value becomes one tensor, in contrast to a data set."""
     if isinstance(value, (Tensor, np.ndarray)):
         return True
     return isinstance(value, (list, tuple)) and bool(value) and _starts_with_number(value[0])
 
 
-def _starts_with_number(value: Any) -> bool:
+def _starts_with_number(value: object) -> bool:
+    """Check whether the first entry of (nested) lists is a number or an array; an empty list counts as one."""
     if isinstance(value, (list, tuple)):
         return not value or _starts_with_number(value[0])
     return isinstance(value, (int, float, np.number, np.ndarray, Tensor))
