@@ -21,7 +21,7 @@ from offbeat.papers.entries import find_entries, load_papers
 from offbeat.papers.evaluated_entry import NOT_RUN, MeasuredEntry, evaluate_entries
 from offbeat.papers.measured_values import curve_stability, measure
 from offbeat.papers.run_import import identify_run, import_runs
-from offbeat.papers.run_store import PaperSetting, ReproductionStore, choose_setting
+from offbeat.papers.run_store import PaperSetting, ReproductionStore, best_setting, choose_setting
 from offbeat.scenario.data.air_quality import BeijingAir, KddAir
 
 
@@ -79,7 +79,7 @@ def test_the_longest_runs_are_the_best_evidence(store, elsewhere):
     shutil.copytree(elsewhere, store.path)
     shorter = replace(SMALL, until="10s")  # before 20s in the alphabet
     runs.execute_run(store.add_runs(shorter, [("orthofl", 0)]).entries()[0][1])
-    assert store.best_comparison(SMALL.preset, "accuracy")[0] == SMALL
+    assert best_setting(store.comparisons(), SMALL.preset, "accuracy") == SMALL
 
 
 def test_runs_that_end_at_a_target_are_evidence_for_times_only(store, elsewhere):
@@ -87,8 +87,8 @@ def test_runs_that_end_at_a_target_are_evidence_for_times_only(store, elsewhere)
     timed = PaperSetting(SMALL.preset, until="acc=0.9")
     assert (timed.ends_at_target, SMALL.ends_at_target) == (True, False)
     there = {**store.comparisons(), timed: store.comparisons()[SMALL]}
-    assert store.best_comparison(SMALL.preset, "relative_time", there)[0] == timed
-    assert store.best_comparison(SMALL.preset, "accuracy", there)[0] == SMALL
+    assert best_setting(there, SMALL.preset, "relative_time") == timed
+    assert best_setting(there, SMALL.preset, "accuracy") == SMALL
 
 
 def test_a_changed_preset_is_rejected(store, tmp_path):
@@ -258,7 +258,7 @@ def test_the_papers_data_is_better_than_similar_data_and_that_better_than_the_qu
     order = [own, whole, NEAR, small]
     done = SimpleNamespace(entries=lambda: [({}, SimpleNamespace(complete=True))])
     for first in range(len(order)):
-        assert store.best_comparison(own.preset, "mae", dict.fromkeys(reversed(order[first:]), done))[0] == order[first]
+        assert best_setting(dict.fromkeys(reversed(order[first:]), done), own.preset, "mae") == order[first]
 
 
 def test_runs_on_similar_data_are_identified():

@@ -25,7 +25,7 @@ from offbeat.scenario.partition import (
     Partition,
     Pieces,
     class_counts,
-    dirichlet,
+    label_skew,
 )
 
 WHOLE: list[Partition] = [  # these leave nobody's example over
@@ -120,13 +120,13 @@ def test_neither_a_class_nor_a_client_is_preferred() -> None:
 
 def test_no_random_number_decides_twice(monkeypatch) -> None:
     # a class that is used up is met by draws from its own stretch alone: used again, they would prefer its neighbours
-    drawn, used = dirichlet._pick_class, []
+    drawn, used = label_skew.bisect_right, []
 
     def recorded(cumulated: list[float], draw: float) -> int:
         used.append(draw)
         return drawn(cumulated, draw)
 
-    monkeypatch.setattr(dirichlet, "_pick_class", recorded)
+    monkeypatch.setattr(label_skew, "bisect_right", recorded)
     DirichletEqual(alpha=0.5).split(labels(300, classes=10), 10, seed=0)
     assert len(used) > 300  # some classes were used up
     assert len(set(used)) == len(used)

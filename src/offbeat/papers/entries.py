@@ -34,11 +34,11 @@ class PrintedValue:
     spread: float | None = None  # standard deviation, if the paper prints one
 
     def text(self, digits: int) -> str:
+        """Format the value and its spread with the given decimals."""
         if not isfinite(self.value):
             return "not reached"
-        return format_number(self.value, digits) + (
-            "" if self.spread is None else f" ± {format_number(self.spread, digits)}"
-        )
+        spread = "" if self.spread is None else f" ± {format_number(self.spread, digits)}"
+        return format_number(self.value, digits) + spread
 
 
 def format_number(value: float, digits: int) -> str:
@@ -145,7 +145,7 @@ def read_published(path: Path) -> Paper:
         tree = yaml.load(path.read_text(encoding="utf-8"), Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         file = PublishedFile.model_validate(tree)
     except (yaml.YAMLError, ValidationError) as error:
-        raise ConfigError(f"{path}: {_reason(error)}") from None
+        raise ConfigError(f"{path}: {_describe_problem(error)}") from None
     entries = []
     for table in file.tables:
         for fields in table.entries:
@@ -153,11 +153,12 @@ def read_published(path: Path) -> Paper:
             try:
                 entries.append(_parse_entry({**(table.model_extra or {}), **fields, "where": where}, file))
             except ValueError as error:
-                raise ConfigError(f"{path}: entry {where!r}: {_reason(error)}") from None
+                raise ConfigError(f"{path}: entry {where!r}: {_describe_problem(error)}") from None
     return Paper(name=path.parent.name, title=file.title, entries=tuple(entries), spread=file.spread, notes=file.notes)
 
 
-def _reason(error: Exception) -> str:
+def _describe_problem(error: Exception) -> str:
+    """Describe the first problem of a validation, or any other error, in one line."""
     if not isinstance(error, ValidationError):
         return str(error)
     first = error.errors()[0]
@@ -168,14 +169,13 @@ _ENTRY = TypeAdapter(Entry)
 
 
 def _parse_entry(fields: dict[str, Any], file: PublishedFile) -> Entry:
+    """Build an entry from its fields and those of its table; texts and quantities are referred to by name."""
     methods, printed = fields.pop("methods", []), fields.pop("printed", {})
     if not isinstance(printed, dict):
         if len(printed) != len(methods):
             raise ValueError(f"printed: {len(printed)} values for {len(methods)} methods")
         printed = dict(zip(methods, printed, strict=True))
-    values: dict[str, PrintedValue] = {
-        method: _parse_value(method, value) for method, value in printed.items() if value is not None
-    }
+    values = {method: _parse_value(method, value) for method, value in printed.items() if value is not None}
     if reference := fields.pop("relative_to", None):
         values = {method: PrintedValue(cell.value / values[reference].value) for method, cell in values.items()}
     if fields.get("quantity") not in file.quantities:
@@ -186,12 +186,12 @@ def _parse_entry(fields: dict[str, Any], file: PublishedFile) -> Entry:
         if " " not in text:
             raise ValueError(f"{text!r} is not defined in texts")
     orders = tuple(pair for line in fields.get("stated_orders", ()) for pair in _parse_orders(line))
-    quantity = file.quantities[fields["quantity"]]
-    parsed: dict[str, object] = {"notes": notes, "stated_orders": orders, "quantity": quantity, "printed": values}
-    return _ENTRY.validate_python({**fields, **texts, **parsed})
+    fields |= texts | {"notes": notes, "stated_orders": orders, "printed": values}
+    return _ENTRY.validate_python({**fields, "quantity": file.quantities[fields["quantity"]]})
 
 
 def _parse_value(method: str, value: object) -> PrintedValue:
+    """Parse a value in the notation of published.yaml."""
     if value == "–":
         return PrintedValue(NOT_REACHED)
     number, _, spread = str(value).partition(" ± ")

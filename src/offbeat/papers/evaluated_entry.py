@@ -14,7 +14,7 @@ from offbeat.experiment.spec import Experiment, to_values
 from offbeat.metrics import Summary
 from offbeat.papers.entries import Entry
 from offbeat.papers.measured_values import MeasuredValues, Summaries, measure
-from offbeat.papers.run_store import PaperSetting, ReproductionStore, experiments_by_method
+from offbeat.papers.run_store import PaperSetting, ReproductionStore, best_setting, experiments_by_method
 from offbeat.papers.verdict import Judgement, judge_entry
 
 NOT_RUN = "not run yet"
@@ -29,10 +29,12 @@ class StoredRuns:
 
     @cached_property
     def preset(self) -> Preset:
+        """The preset with the end and the data of the setting."""
         return self.setting.load()
 
     @cached_property
     def summaries(self) -> Summaries:
+        """The summaries of the finished runs, by method and seed."""
         summaries: dict[str, dict[int, Summary]] = {}
         for method, seed, _, summary in self._runs[0]:
             summaries.setdefault(method, {})[seed] = summary
@@ -66,6 +68,7 @@ class StoredRuns:
         return runs, skipped
 
     def _check_experiment(self, run: Run, expected: Experiment | None, method: str, seed: int) -> None:
+        """Check that a run has the experiment that the preset has now."""
         if expected is None:
             raise RunError(f"{run.folder}: {self.setting.preset} has no method {method!r} now")
         actual, expected = run.experiment(), replace(expected, seed=seed)
@@ -79,10 +82,9 @@ class StoredRuns:
     @property
     def missing(self) -> list[tuple[str, int]]:
         """Return method and seed of missing runs: seeds that other methods have."""
-        seeds = sorted({seed for by_seed in self.summaries.values() for seed in by_seed})
-        return [
-            (name, seed) for name in self.preset.methods for seed in seeds if seed not in self.summaries.get(name, {})
-        ]
+        finished = {(name, seed) for name, by_seed in self.summaries.items() for seed in by_seed}
+        seeds = sorted({seed for _, seed in finished})
+        return [(name, seed) for name in self.preset.methods for seed in seeds if (name, seed) not in finished]
 
     @property
     def slowest_missing(self) -> bool:
@@ -116,11 +118,12 @@ class EntryResult:
 
     @property
     def verdict(self) -> str:
+        """The verdict, or why there is none."""
         return f"separate study: {self.entry.study_page}" if self.entry.study_page else NOT_RUN
 
     @property
     def size(self) -> str:
-        """Return the table cell for the size of the runs behind the entry."""
+        """The table cell for the size of the runs behind the entry."""
         return "–"
 
 
@@ -147,12 +150,12 @@ def evaluate_entries(entries: Iterable[Entry], store: ReproductionStore) -> list
     results: list[EntryResult] = []
     for entry in entries:
         key = entry.quantity.key
-        best = store.best_comparison(entry.preset, key, comparisons) if entry.preset is not None else None
-        if best is None:
+        setting = best_setting(comparisons, entry.preset, key) if entry.preset is not None else None
+        if setting is None:
             results.append(EntryResult(entry))
             continue
-        runs = stored.setdefault(best[0], StoredRuns(*best))
-        skipped, setting = tuple(runs.skipped), runs.setting
+        runs = stored.setdefault(setting, StoredRuns(setting, comparisons[setting]))
+        skipped = tuple(runs.skipped)
         if not runs.finished:
             results.append(EntryResult(entry, skipped))
             continue

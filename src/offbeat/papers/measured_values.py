@@ -74,6 +74,7 @@ def curve_stability(comparison: Comparison, summaries: Summaries) -> dict[str, l
 
 
 def _measured_value(key: str, summary: Summary) -> float:
+    """Return the quantity with this key from the summary of a run; nan if the run has none."""
     if key == "server_seconds_an_update":
         return summary.server_seconds / summary.updates if summary.updates else nan
     if key.startswith("metrics."):
@@ -85,6 +86,7 @@ def _measured_value(key: str, summary: Summary) -> float:
 
 
 def _measure_times(comparison: Comparison, summaries: Summaries, reference: str) -> MeasuredValues:
+    """Measure the times to the target, relative to those of the reference."""
     by_key = {(entry["strategy"], entry["seed"]): run for entry, run in comparison.entries()}
     runs = {method: {seed: by_key[method, seed] for seed in by_seed} for method, by_seed in summaries.items()}
     target = _common_target(runs, summaries)

@@ -34,15 +34,17 @@ class PageSection:
 
 
 def entry_key(entry: Entry) -> EntryKey:
+    """Return what identifies an entry on a page."""
     return entry.where, entry.quantity.title
 
 
-def heading(key: EntryKey) -> str:
+def format_heading(key: EntryKey) -> str:
     """Return the start of the heading above the numbers of an entry."""
     return f"### {key[0]}: {key[1]} ("
 
 
-def setting_line(setting: PaperSetting) -> str:
+def format_setting(setting: PaperSetting) -> str:
+    """Return the line of a section that names its preset."""
     return f"- Setting: {setting.load().summary} (`{setting.preset}`)"
 
 
@@ -63,7 +65,9 @@ def sections_to_keep(path: Path, results: Sequence[EntryResult]) -> dict[EntryKe
     if not shown:
         return {}
     text = path.read_text(encoding="utf-8")
-    sections = {key: section for section in _sections(text) for key in shown if f"\n{heading(key)}" in section}
+    parts = re.split(r"^## ", text.partition(END)[2], flags=re.MULTILINE)[1:]
+    headed = [f"## {part}".rstrip("\n") for part in parts]
+    sections = {key: section for section in headed for key in shown if f"\n{format_heading(key)}" in section}
     known = {entry_key(result.entry) for result in results}
     problems = [f"{key[0]} is no current entry of the paper" for key in shown if key not in known]
     better: list[EntryKey] = []
@@ -73,9 +77,12 @@ def sections_to_keep(path: Path, results: Sequence[EntryResult]) -> dict[EntryKe
             continue
         try:
             setting = _parse_size(result.entry, shown[key][4])
-            if not _replaces(result, rank_setting(setting, _run_count(sections.get(key, "")))):
+            run_count = re.search(r"<summary>(\d+) runs? and", sections.get(key, ""))
+            rank = rank_setting(setting, int(run_count[1]) if run_count else 1)  # a row needs at least one run
+            runs = result.runs if isinstance(result, MeasuredEntry) else None
+            if runs is None or rank < rank_setting(runs.setting, len(runs.finished)):
                 better.append(key)
-                if key not in sections or setting_line(setting) not in sections[key]:
+                if key not in sections or format_setting(setting) not in sections[key]:
                     problems.append(f"{key[0]} has no section, or its preset has changed")
         except (OffbeatError, ValueError):
             problems.append(f"{key[0]} has an unknown size: {shown[key][4]}")
@@ -89,30 +96,20 @@ def sections_to_keep(path: Path, results: Sequence[EntryResult]) -> dict[EntryKe
     return {key: PageSection(shown[key], _select_entries(sections[key], better)) for key in better}
 
 
-def _replaces(result: EntryResult, page_rank: tuple[float, ...]) -> bool:
-    """Tell if the runs of a result are at least as good as those behind the page."""
-    return isinstance(result, MeasuredEntry) and page_rank >= rank_setting(
-        result.runs.setting, len(result.runs.finished)
-    )
-
-
 def _summary_rows(path: Path) -> Iterable[tuple[EntryKey, list[str]]]:
+    """Yield the key and the cells of each row of a page's summary."""
     for line in summary_lines(path)[2:]:
         cells = line.strip("| ").split(" | ")
         if len(cells) == SUMMARY_COLUMNS:
             yield (cells[0], cells[1]), cells
 
 
-def _sections(text: str) -> list[str]:
-    return [f"## {part}".rstrip("\n") for part in re.split(r"^## ", text.partition(END)[2], flags=re.MULTILINE)[1:]]
-
-
 def _select_entries(section: str, keys: Sequence[EntryKey]) -> str:
     """Return the section with the numbers of only these entries."""
     numbers, mark, rest = section.partition(EXPLANATION)
     head, *blocks = re.split(r"^(?=### )", numbers, flags=re.MULTILINE)
-    selected = [key for key in keys if any(block.startswith(heading(key)) for block in blocks)]
-    selected_blocks = [block for block in blocks if block.startswith(tuple(map(heading, selected)))]
+    selected = {key: block for key in keys for block in blocks if block.startswith(format_heading(key))}
+    selected_blocks = [block for block in blocks if block in selected.values()]
     title = f"## {'; '.join(dict.fromkeys(where for where, _ in selected))}"
     return "".join([title, "\n", head.partition("\n")[2], *selected_blocks, mark, rest])
 
@@ -126,8 +123,3 @@ def _parse_size(entry: Entry, size: str) -> PaperSetting:
     if setting.label != size:
         raise ValueError(size)
     return setting
-
-
-def _run_count(section: str) -> int:
-    match = re.search(r"<summary>(\d+) runs? and", section)
-    return int(match[1]) if match else 1  # a row needs at least one run

@@ -22,9 +22,9 @@ from offbeat.papers.page_merge import (
     EntryKey,
     PageSection,
     entry_key,
-    heading,
+    format_heading,
+    format_setting,
     sections_to_keep,
-    setting_line,
     summary_lines,
 )
 from offbeat.papers.preset_registry import load_paper_preset
@@ -59,10 +59,13 @@ def render_page(
 ) -> str:
     """Render the page of a paper; entries in `previous` are taken from an earlier page."""
     previous = previous or {}
-    rows = [
-        previous[key].row if (key := entry_key(result.entry)) in previous else _summary_row(result)
-        for result in results
-    ]
+    rows = []
+    for result in results:
+        entry, seeds, verdict = result.entry, NONE, result.verdict
+        if isinstance(result, MeasuredEntry):
+            seeds, verdict = str(result.runs.seed_count), f"**{verdict}**"
+        row = [entry.where, entry.quantity.title, entry.claim, verdict, result.size, seeds]
+        rows.append(previous[entry_key(entry)].row if entry_key(entry) in previous else row)
     parts = [
         f"# {paper.name}: published numbers and ours",
         f"{paper.title}. Written by `offbeat reproduce {paper.name}` from stored runs ([how](../how-to/reproduce.md)).",
@@ -103,13 +106,6 @@ def render_index(folder: Path) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _summary_row(result: EntryResult) -> list[str]:
-    entry, verdict, seeds = result.entry, result.verdict, NONE
-    if isinstance(result, MeasuredEntry):
-        verdict, seeds = f"**{verdict}**", str(result.runs.seed_count)
-    return [entry.where, entry.quantity.title, entry.claim, verdict, result.size, seeds]
-
-
 def _sections(results: Iterable[EntryResult], previous: Mapping[EntryKey, PageSection]) -> list[str]:
     """Render one section per setting, in the order of the paper."""
     sections: dict[PaperSetting | str, list[MeasuredEntry]] = {}  # a text is a section of the earlier page
@@ -118,40 +114,43 @@ def _sections(results: Iterable[EntryResult], previous: Mapping[EntryKey, PageSe
             sections.setdefault(previous[key].section, [])
         elif isinstance(result, MeasuredEntry):
             sections.setdefault(result.runs.setting, []).append(result)
-    return [key if isinstance(key, str) else _section(of_setting) for key, of_setting in sections.items()]
+    return [key if isinstance(key, str) else _render_section(measured) for key, measured in sections.items()]
 
 
-def _section(results: Sequence[MeasuredEntry]) -> str:
+def _render_section(results: Sequence[MeasuredEntry]) -> str:
+    """Render the section of the entries that are measured in the same runs."""
     runs = results[0].runs
     places = dict.fromkeys(result.entry.where for result in results)
     notes = dict.fromkeys(chain.from_iterable(result.entry.notes for result in results))
+    digests = [[name, str(seed), f"`{run.digest()[:DIGEST_LENGTH]}`"] for name, seed, run in runs.finished]
+    digest_title = f"{format_count(len(digests), 'run')} and {'its digest' if len(digests) == 1 else 'their digests'}"
     parts = [
         f"## {'; '.join(places)}",
-        "\n".join([setting_line(runs.setting), *_provenance(runs)]),
-        *chain.from_iterable(map(_entry_parts, results)),
-        f"{EXPLANATION}\n\n" + "\n".join(f"- {note}" for note in [*notes, *_limitations(results)]),
-        _digest_table(runs),
+        "\n".join([format_setting(runs.setting), *_list_provenance(runs)]),
+        *chain.from_iterable(map(_render_entry, results)),
+        f"{EXPLANATION}\n\n" + "\n".join(f"- {note}" for note in [*notes, *_list_limitations(results)]),
+        _details(digest_title + _data_label(runs), ["method", "seed", "digest of the run folder"], digests),
     ]
     return "\n\n".join(parts)
 
 
-def _limitations(results: Sequence[MeasuredEntry]) -> list[str]:
+def _list_limitations(results: Sequence[MeasuredEntry]) -> list[str]:
+    """List how data and size of the runs differ from the paper's."""
     setting = results[0].runs.setting
-    limitations = []
+    lines = []
     if setting.stand_in:
-        limitations.append("The data is synthetic: the numbers cannot be compared with the paper's.")
+        lines.append("The data is synthetic: the numbers cannot be compared with the paper's.")
     elif setting.nearest:
-        limitations.append(
-            f"The data is {setting.other_data}: values cannot be compared, and orders are only an indication."
-        )
+        lines.append(f"The data is {setting.other_data}: values cannot be compared, and orders are only an indication.")
     elif not any(setting.has_paper_size(result.entry.quantity.key) for result in results):
-        limitations.append(f"Run here: {load_paper_preset(setting.preset, setting.scale).summary}.")
+        lines.append(f"Run here: {load_paper_preset(setting.preset, setting.scale).summary}.")
     if note := next((result.entry.data_note for result in results if result.entry.data_note), ""):
-        limitations.append(f"Data: {note}.")
-    return limitations
+        lines.append(f"Data: {note}.")
+    return lines
 
 
-def _provenance(runs: StoredRuns) -> list[str]:
+def _list_provenance(runs: StoredRuns) -> list[str]:
+    """List size, data, command, environment, worker and missing runs of a section."""
     setting, summaries = runs.setting, [s for by_seed in runs.summaries.values() for s in by_seed.values()]
     lines = [f"- Size: {setting.label}; {format_count(runs.seed_count, 'seed')}"]
     data = next((summary.data for summary in summaries if summary.data), None)
@@ -185,6 +184,7 @@ def _provenance(runs: StoredRuns) -> list[str]:
 
 
 def _format_environment(environment: Mapping[str, object]) -> str:
+    """Describe the versions and the machine of a run in one line."""
     packages = environment.get("packages")
     packages = packages if isinstance(packages, dict) else {}
     versions = ", ".join(f"{name} {packages[name]}" for name in ("offbeat", "torch", "numpy") if name in packages)
@@ -196,13 +196,13 @@ def _format_environment(environment: Mapping[str, object]) -> str:
     )
 
 
-def _entry_parts(result: MeasuredEntry) -> list[str]:
-    """Render the numbers, the verdict and the details of an entry."""
+def _render_entry(result: MeasuredEntry) -> list[str]:
+    """Render the numbers, the verdict and the details of an entry, part by part."""
     entry, judgement = result.entry, result.judgement
     head = ["method", "paper", "here", "n", "95 % interval", "difference", "paper in widened interval"]
     label = _data_label(result.runs)
     parts = [
-        f"{heading(entry_key(entry))}{entry.quantity.better} is better)",
+        f"{format_heading(entry_key(entry))}{entry.quantity.better} is better)",
         f"Claim: {entry.claim}",
         format_table(head, [_method_row(result, name, label) for name in result.runs.preset.methods]),
     ]
@@ -225,7 +225,7 @@ def _stability_table(result: MeasuredEntry) -> str:
         swing = fmean(run.swing * quantity.factor for run in by_run)
         rows.append([name, final, best, format_number(swing, max(1, quantity.digits))])
     head = ["method", "at the end", "best", "standard deviation over the last tenth of a run"]
-    return _details("If runs had ended earlier" + _data_label(result.runs), format_table(head, rows))
+    return _details("If runs had ended earlier" + _data_label(result.runs), head, rows)
 
 
 def _data_label(runs: StoredRuns) -> str:
@@ -246,11 +246,11 @@ def _orders_table(result: MeasuredEntry) -> str:
         interval = f"[{bounds}]" if isfinite(difference.half) else NONE
         rows.append([order.better, order.worse, lead, interval, order.status])
     head = ["better in the paper", "worse in the paper", "lead here, paired", "95 % interval", "order"]
-    title = f"{format_count(len(rows), 'order')} of the paper{_data_label(result.runs)}"
-    return _details(title, format_table(head, rows))
+    return _details(f"{format_count(len(rows), 'order')} of the paper{_data_label(result.runs)}", head, rows)
 
 
 def _method_row(result: MeasuredEntry, name: str, label: str) -> list[str]:
+    """Return the cells of a method in the table of an entry; `label` marks numbers from other data."""
     quantity, printed = result.entry.quantity, result.entry.printed.get(name)
     paper = NONE if printed is None else printed.text(quantity.digits)
     values = list(result.measured.values.get(name, {}).values())
@@ -275,19 +275,14 @@ def _method_row(result: MeasuredEntry, name: str, label: str) -> list[str]:
 
 
 def _format_mean(values: Sequence[float], digits: int) -> str:
+    """Format the mean, and the standard deviation of several values."""
     mean = format_number(fmean(values), digits)
     return f"{mean} ± {format_number(stdev(values), digits)}" if len(values) > 1 else mean
 
 
-def _digest_table(runs: StoredRuns) -> str:
-    rows = [[name, str(seed), f"`{run.digest()[:DIGEST_LENGTH]}`"] for name, seed, run in runs.finished]
-    digests = "its digest" if len(rows) == 1 else "their digests"
-    title = f"{format_count(len(rows), 'run')} and {digests}{_data_label(runs)}"
-    return _details(title, format_table(["method", "seed", "digest of the run folder"], rows))
-
-
-def _details(title: str, text: str) -> str:
-    return f"<details><summary>{title}</summary>\n\n{text}\n\n</details>"
+def _details(title: str, head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Return a table that readers unfold."""
+    return f"<details><summary>{title}</summary>\n\n{format_table(head, rows)}\n\n</details>"
 
 
 def format_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -53,7 +52,10 @@ def import_runs(store: ReproductionStore, folder: Path) -> ImportReport:
         raise ConfigError(f"{folder} is not a folder")
     report = ImportReport()
     by_setting: dict[PaperSetting, list[tuple[RunPlace, Run]]] = {}
-    for run in _runs_below(folder, store.path):
+    for path in sorted(folder.rglob("experiment.yaml")):
+        if store.path.resolve() in path.resolve().parents:
+            continue
+        run = Run(path.parent)
         try:
             place = identify_run(run.experiment())
             if place is None:
@@ -86,12 +88,6 @@ def identify_run(experiment: Experiment) -> RunPlace | None:
     return None
 
 
-def _runs_below(folder: Path, store: Path) -> Iterator[Run]:
-    for path in sorted(folder.rglob("experiment.yaml")):
-        if store.resolve() not in path.resolve().parents:
-            yield Run(path.parent)
-
-
 def _import_setting(
     store: ReproductionStore,
     setting: PaperSetting,
@@ -99,6 +95,7 @@ def _import_setting(
     runs: list[tuple[RunPlace, Run]],
     report: ImportReport,
 ) -> None:
+    """Copy the runs of one setting into its comparison, and add them to the manifest."""
     home = store.path / setting.folder if comparison is None else comparison.folder
     stored = {(entry["strategy"], entry["seed"]): run for entry, run in comparison.entries()} if comparison else {}
     folder_names = methods.folder_names(setting.load().methods)
@@ -134,7 +131,7 @@ def _copy(source: Path, target: Path) -> None:
     partial = target.with_name(f".{target.name}.{os.getpid()}")
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copytree(source, partial, ignore=_ignored_names)
+        shutil.copytree(source, partial, ignore=_names_to_ignore)
         wal = partial / "run.sqlite-wal"
         if wal.is_file() and not wal.stat().st_size:
             wal.unlink()
@@ -145,5 +142,6 @@ def _copy(source: Path, target: Path) -> None:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-def _ignored_names(folder: str, names: list[str]) -> list[str]:
+def _names_to_ignore(folder: str, names: list[str]) -> list[str]:
+    """Return the entries of a run folder that are not copied."""
     return [name for name in names if name in NOT_COPIED or Path(folder, name).is_symlink()]

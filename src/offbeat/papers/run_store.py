@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import get_args
 
 from offbeat.core.errors import MissingData, RunError
-from offbeat.engine import Until, parse_until
+from offbeat.engine import parse_until
 from offbeat.experiment import MANIFEST, Comparison, Preset, Scale
 from offbeat.experiment import comparison as comparing
 from offbeat.experiment.spec import Experiment, name_of
@@ -40,16 +40,20 @@ class PaperSetting:
     nearest: bool = False  # real data that is similar to the paper's
 
     def __post_init__(self) -> None:
-        """Write `until` in its canonical form, so that equal settings compare equal."""
+        """Write `until` in its canonical form, so that equal settings compare equal; None is the preset's own end."""
         if self.until is not None:
-            end = self._original().experiment.until
-            object.__setattr__(self, "until", _canonical_end(parse_until(self.until, end), end))
+            original = self._original().experiment.until
+            end = parse_until(self.until, original)
+            adds_target = end.target is not None and replace(end, target=original.target) == original
+            text = None if end == original else str(end.target if adds_target else end)
+            object.__setattr__(self, "until", text)
         if self.nearest and (self.stand_in or self._original().nearest is None):
             raise ValueError(
                 f"{self.preset} ({self.scale}) names no similar real data, or a stand-in was requested as well"
             )
 
     def _original(self) -> Preset:
+        """Return the preset with its own end and data."""
         return load_paper_preset(self.preset, self.scale)
 
     def has_paper_size(self, key: str = "") -> bool:
@@ -64,15 +68,12 @@ class PaperSetting:
 
     @property
     def ends_at_target(self) -> bool:
-        """Tell if runs end when they reach the target; the fastest runs then finish first."""
+        """Tell if runs end when they reach the target: the fastest finish first, and show times, not final values."""
         return self.load().experiment.until.target is not None
-
-    def is_evidence_for(self, key: str) -> bool:
-        """Tell if the quantity can be measured; runs that end at a target show times only, not final values."""
-        return key == RELATIVE_TIME or not self.ends_at_target
 
     @property
     def folder(self) -> str:
+        """The name of the folder of the setting's comparison."""
         other = "stand-in" if self.stand_in else "nearest" if self.nearest else None
         words = (self.preset, self.scale, self.until and f"until {self.until}", other)
         return re.sub(r"[^A-Za-z0-9._+-]+", "-", " ".join(word for word in words if word))
@@ -107,6 +108,7 @@ class PaperSetting:
         return replace(preset, experiment=experiment)
 
     def to_dict(self) -> dict[str, object]:
+        """Return the fields that differ from their defaults, for the manifest."""
         return {key: value for key, value in vars(self).items() if value not in (None, False)}
 
 
@@ -170,34 +172,22 @@ class ReproductionStore:
             raise RunError(f"cannot create the store {self.path}: {error.strerror or error}") from None
         preset = setting.load()
         folder = self.comparisons().get(setting, Comparison(self.path / setting.folder)).folder
-        return comparing.add_runs(
-            folder,
-            experiments_by_method(preset),
-            labels_and_seeds,
-            preset.reference,
-            worker,
-            {REPRODUCES: setting.to_dict()},
-        )
+        experiments, more = experiments_by_method(preset), {REPRODUCES: setting.to_dict()}
+        return comparing.add_runs(folder, experiments, labels_and_seeds, preset.reference, worker, more)
 
-    def best_comparison(
-        self, preset: str, key: str, comparisons: Mapping[PaperSetting, Comparison] | None = None
-    ) -> tuple[PaperSetting, Comparison] | None:
-        """Return the best comparison of a preset for the quantity with this key.
 
-        Real data comes before a stand-in, the paper's scale before the quick one, the paper's own data before similar
-        data, and complete runs before shorter ones.
-        """
-        candidates = [
-            (setting, comparison)
-            for setting, comparison in (self.comparisons() if comparisons is None else comparisons).items()
-            if setting.preset == preset and setting.is_evidence_for(key)
-        ]
+def best_setting(comparisons: Mapping[PaperSetting, Comparison], preset: str, key: str) -> PaperSetting | None:
+    """Return the setting whose comparison shows best the quantity with this key; None if there is none.
 
-        def rank(candidate: tuple[PaperSetting, Comparison]) -> tuple[float, ...]:
-            setting, comparison = candidate
-            return rank_setting(setting, sum(run.complete for _, run in comparison.entries()))
-
-        return min(candidates, key=rank, default=None)
+    Real data comes before a stand-in, the paper's scale before the quick one, the paper's own data before similar data,
+    and complete runs before shorter ones.
+    """
+    ranks = {
+        setting: rank_setting(setting, sum(run.complete for _, run in comparison.entries()))
+        for setting, comparison in comparisons.items()
+        if setting.preset == preset and (key == RELATIVE_TIME or not setting.ends_at_target)
+    }
+    return min(ranks, key=ranks.__getitem__, default=None)
 
 
 def rank_setting(setting: PaperSetting, runs: int) -> tuple[float, ...]:
@@ -208,15 +198,8 @@ def rank_setting(setting: PaperSetting, runs: int) -> tuple[float, ...]:
     return not runs, setting.stand_in, setting.scale != "paper", setting.nearest, *shortened, *length, -runs
 
 
-def _canonical_end(until: Until, original: Until) -> str | None:
-    if until == original:
-        return None
-    if until.target is not None and replace(until, target=original.target) == original:
-        return str(until.target)
-    return str(until)
-
-
 def _parse_setting(fields: Mapping[str, object], path: Path) -> PaperSetting:
+    """Parse the setting that the manifest at this path describes."""
     try:
         setting = PaperSetting(**fields)  # type: ignore[arg-type]
         valid_types = all(isinstance(value, (str, bool)) for value in setting.to_dict().values())

@@ -80,7 +80,7 @@ def judge_entry(
         for name, printed in entry.printed.items()
         if ours.get(name) and isfinite(printed.value) and entry.quantity.same_unit and name not in bounds
     }
-    obstacle = _not_comparable(entry, ours, paper_size, other_data, slowest_missing)
+    obstacle = _find_obstacle(entry, ours, paper_size, other_data, slowest_missing)
     if not (obstacle or orders or in_interval):
         obstacle = "the paper prints no value to compare with"
     if obstacle:
@@ -103,6 +103,7 @@ def judge_entry(
 
 
 def _combine(entry: Entry, orders: tuple[OrderResult, ...], winner_agrees: bool) -> Verdict:
+    """Return the verdict; `winner_agrees` tells if margin and value of the claim's method agree."""
     count = Counter(order.status for order in orders)
     of_winner = [
         order.status
@@ -132,6 +133,7 @@ def paper_orders(entry: Entry, ours: OurValues | None = None) -> list[tuple[str,
 
 
 def _spread(entry: Entry, name: str, ours: Mapping[int, float]) -> float:
+    """Return the spread that the paper prints for a method, or else that of our values."""
     printed = entry.printed[name].spread
     if printed is not None:
         return printed
@@ -147,6 +149,7 @@ def _paper_lead(entry: Entry, better: str, worse: str) -> float:
 
 
 def _test_order(better: str, worse: str, entry: Entry, ours: OurValues, orders: int) -> OrderResult:
+    """Test if our paired differences have the paper's order, which is one of `orders` that are tested together."""
     first, second = ours.get(better, {}), ours.get(worse, {})
     lead = paired_difference(*((first, second) if entry.quantity.better == "more" else (second, first)))
     status: OrderStatus = "open"
@@ -189,7 +192,8 @@ def _compare_margin(entry: Entry, ours: OurValues) -> tuple[bool, str]:
     return rank == 1 and our_margin >= MIN_MARGIN * paper_margin, text
 
 
-def _not_comparable(entry: Entry, ours: OurValues, paper_size: bool, other_data: str, slowest_missing: bool) -> str:
+def _find_obstacle(entry: Entry, ours: OurValues, paper_size: bool, other_data: str, slowest_missing: bool) -> str:
+    """Return why our values cannot be compared with the paper's; empty if they can."""
     if other_data:
         return f"the data differs from the paper's: {other_data}"
     if not paper_size:
@@ -215,11 +219,11 @@ def _not_comparable(entry: Entry, ours: OurValues, paper_size: bool, other_data:
 
 
 def _summarize_orders(orders: tuple[OrderResult, ...]) -> list[str]:
+    """Return one sentence with the number of orders by status; none if the paper distinguishes no methods."""
     if not orders:
         return []
     count = Counter(order.status for order in orders)
-    parts = ", ".join(
-        f"{count[status]} {status.removesuffix('s')}" for status in get_args(OrderStatus) if count[status]
-    )
+    parts = [f"{count[status]} {status.removesuffix('s')}" for status in get_args(OrderStatus) if count[status]]
     reversed_orders = "; ".join(f"{o.worse} beats {o.better}" for o in orders if o.status == "contradicted")
-    return [f"{format_count(len(orders), 'order')}: {parts}" + (f" ({reversed_orders})" if reversed_orders else "")]
+    text = f"{format_count(len(orders), 'order')}: {', '.join(parts)}"
+    return [f"{text} ({reversed_orders})" if reversed_orders else text]

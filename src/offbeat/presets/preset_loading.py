@@ -11,6 +11,7 @@ from offbeat.papers import load_paper_preset, paper_preset_functions
 
 
 def _general_presets() -> dict[str, Callable[[], Preset]]:
+    """Return the functions that make the presets of no paper, by name."""
     from offbeat.presets import general
 
     return {

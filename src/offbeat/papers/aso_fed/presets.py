@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
-from offbeat.core.protocol import LocalWork
+from offbeat.core.protocol import LocalWork, Strategy
 from offbeat.core.strategies import AsoFed, FedAsync, FedAvg, FedProx, Global, Local
 from offbeat.engine import Until
 from offbeat.experiment import Column, Preset, PresetFunction, Scale
@@ -78,7 +77,7 @@ COLUMNS: dict[str, AsoFedColumn] = {
 }
 
 
-def methods(column: AsoFedColumn, scale: Scale) -> dict[str, Any]:
+def methods(column: AsoFedColumn, scale: Scale) -> dict[str, Strategy]:
     """Return the rows of Table IV.1."""
     # the paper's rate of 0.001 shows no progress within minutes
     aso = AsoFed(beta=0.001, lam=column.lam, lr=0.001 if scale == "paper" else 0.01)
@@ -144,16 +143,17 @@ def periodic(name: str, per_cent: int, scale: Scale) -> Preset:
 def fig6(name: str, per_cent: int, scale: Scale) -> Preset:
     """Return a preset of Figure 6: a share of the training data, available from the start."""
     preset = table4(name, scale)
-    whole = preset.experiment.split
-    train = whole.train * per_cent / 100
+    original = preset.experiment.split
+    train = original.train * per_cent / 100
     # unused training data joins the validation part: all shares have the same test part, and Global gets no more data
-    split = Split(train=train, validation=whole.validation + whole.train - train)
+    split = Split(train=train, validation=original.validation + original.train - train)
     rows = {method: row for method, row in preset.methods.items() if method not in ("aso_fed-D", "aso_fed-F")}
     summary = f"ASO-Fed Figure 6, {per_cent} % of the training data; {COLUMNS[name].title}"
     return preset.varied(summary, rows, split=split, streaming=Static())
 
 
 def preset_functions() -> dict[str, PresetFunction]:
+    """Return the function that makes each preset, by name without the paper's."""
     functions: dict[str, PresetFunction] = {name: partial(table4, name) for name in COLUMNS}
     for name in ("air-quality", "extrasensory"):
         for per_cent in (10, 20, 30, 40, 50):

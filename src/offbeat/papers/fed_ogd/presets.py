@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
+from offbeat.core.protocol import Strategy
 from offbeat.core.strategies import FLANP, FedAvg, FedOGD, GradMA, Mifa, Safa
 from offbeat.engine import Until
 from offbeat.experiment import Column, Preset, PresetFunction, Scale
@@ -80,7 +80,7 @@ COLUMNS: dict[str, FedOGDColumn] = {
 }
 
 
-def methods(scale: Scale) -> dict[str, Any]:
+def methods(scale: Scale) -> dict[str, Strategy]:
     """Return the methods with the rates of the authors' code, in rounds or epochs of one period."""
     local, server = (0.01, 0.003) if scale == "paper" else (0.02, 0.02)  # short runs need larger steps
     return {
@@ -136,6 +136,7 @@ def ablation(name: str, scale: Scale) -> Preset:
 
 
 def preset_functions() -> dict[str, PresetFunction]:
+    """Return the function that makes each preset, by name without the paper's."""
     functions: dict[str, PresetFunction] = {
         f"{case}-{name}": partial(accuracy, case, name) for case in CASES for name in COLUMNS
     }

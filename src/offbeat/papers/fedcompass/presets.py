@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from itertools import product
 
 from offbeat.core.parts.staleness import Polynomial
+from offbeat.core.protocol import Strategy
 from offbeat.core.strategies import FedAsync, FedAT, FedAvg, FedAvgM, FedBuff, FedCompass
 from offbeat.engine import Target, Until
 from offbeat.experiment import Column, Preset, PresetFunction, Scale
@@ -89,7 +90,7 @@ COLUMNS: dict[str, FedCompassColumn] = {
 }
 
 
-def methods(q_min: int, q_max: int, k: int, mu: float) -> dict[str, Any]:
+def methods(q_min: int, q_max: int, k: int, mu: float) -> dict[str, Strategy]:
     """Return the rows of Tables 1 and 2, with weighted deltas as in the authors' code."""
     fedcompass = FedCompass(q_min=q_min, q_max=q_max, latest=1.2, alpha=ALPHA, a=DISCOUNT.a, mu=mu)
     return {
@@ -121,11 +122,11 @@ LocalSteps = tuple[int, int, int]  # Q of the others, Qmin, Qmax
 def _preset(
     name: str, partition: str, division: Partition, clients: int, law: str, steps: LocalSteps, k: int, scale: Scale
 ) -> Preset:
-    column = COLUMNS[name]
-    changes: dict[str, Any] = {}
-    rounds, seeds, (q, q_min, q_max) = ROUNDS, SEEDS, steps
-    if scale == "quick":
-        changes, rounds, seeds, (q, q_min, q_max) = dict(column.small), QUICK_ROUNDS, 1, (n // 10 for n in steps)
+    """Return a preset of a column without its summary; `partition` is the name of the division in the column."""
+    column, is_quick = COLUMNS[name], scale == "quick"
+    changes = dict(column.small) if is_quick else {}
+    rounds, seeds = (QUICK_ROUNDS, 1) if is_quick else (ROUNDS, SEEDS)
+    q, q_min, q_max = (n // 10 if is_quick else n for n in steps)
     rows = methods(q_min, q_max, k, column.mu)
     training = replace(changes.pop("training", column.training), steps=q)
     seconds = rounds * q * column.seconds
@@ -140,7 +141,7 @@ def _preset(
         strategy=rows["fedcompass"],
         until=Until(seconds=seconds),
         target=column.targets[partition],
-        evaluate_every=seconds / (200 if scale == "paper" else 20),  # relative times need a fine grid
+        evaluate_every=seconds / (20 if is_quick else 200),  # relative times need a fine grid
     )
     return Preset("", replace(experiment, **changes), rows, seeds=seeds, reference="fedcompass")
 
@@ -168,9 +169,8 @@ def table3(name: str, clients: int, law: str, scale: Scale) -> Preset:
     """Return a preset of Table 3: Qmin / Qmax from 0.05 to 1, where FedCompass equals FedAsync."""
     preset = table1(name, "dirichlet", clients, law, scale)
     fedcompass: FedCompass = preset.methods["fedcompass"]
-    rows: dict[str, Any] = {
-        f"fedcompass-q{ratio:g}": replace(fedcompass, q_min=max(1, round(ratio * fedcompass.q_max))) for ratio in RATIOS
-    }
+    q_min = {ratio: max(1, round(ratio * fedcompass.q_max)) for ratio in RATIOS}
+    rows = {f"fedcompass-q{ratio:g}": replace(fedcompass, q_min=steps) for ratio, steps in q_min.items()}
     rows |= {method: preset.methods[method] for method in ("fedbuff", "fedat")}
     title = f"{COLUMNS[name].title}, {clients} clients, dual Dirichlet partition, {SPEEDS[law]}"
     varied = preset.varied(f"FedCompass Table 3, Qmin / Qmax of 0.05 to 1; {title}", rows)
@@ -178,14 +178,12 @@ def table3(name: str, clients: int, law: str, scale: Scale) -> Preset:
 
 
 def preset_functions() -> dict[str, PresetFunction]:
+    """Return the function that makes each preset, by name without the paper's."""
     functions: dict[str, PresetFunction] = {}
     for law in SPEEDS:
-        for name in ("mnist", "cifar10"):
-            for m in SIZES:
-                functions |= {
-                    f"table1-{name}-{partition}-m{m}-{law}": partial(table1, name, partition, m, law)
-                    for partition in PARTITIONS
-                }
-                functions[f"table3-{name}-m{m}-{law}"] = partial(table3, name, m, law)
+        for name, m in product(("mnist", "cifar10"), SIZES):
+            for partition in PARTITIONS:
+                functions[f"table1-{name}-{partition}-m{m}-{law}"] = partial(table1, name, partition, m, law)
+            functions[f"table3-{name}-m{m}-{law}"] = partial(table3, name, m, law)
         functions |= {f"table2-{name}-{law}": partial(table2, name, law) for name in ("ixi", "isic")}
     return functions

@@ -112,6 +112,7 @@ def correlate(pairs: KappaPairs, against: str, width: float = 0.1) -> Alignment:
 
 
 def _correlations(x: list[float], y: list[float]) -> tuple[float, float]:
+    """Return Pearson's and Spearman's correlation; nan if all values of x or of y are equal."""
     if min(len(set(x)), len(set(y))) < 2:
         return nan, nan
     return float(stats.pearsonr(x, y).statistic), float(stats.spearmanr(x, y).statistic)

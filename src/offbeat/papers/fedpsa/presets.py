@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, get_args
 
+from offbeat.core.protocol import Strategy
 from offbeat.core.strategies import CA2FL, FedAsync, FedAvg, FedBuff, FedFa, FedPAC, FedPSA
 from offbeat.engine import Until
 from offbeat.experiment import Column, Preset, PresetFunction, Scale
@@ -27,6 +27,8 @@ QUICK_SECONDS = 10_000.0
 
 @dataclass(frozen=True, kw_only=True)
 class FedPSAColumn(Column):
+    """A data set of Tables 1 to 3."""
+
     table: int
 
 
@@ -45,10 +47,10 @@ def fedpsa(clients: int, rate: float = RATE, **changes: Any) -> FedPSA:
     return FedPSA(**{**settings, "concurrency": round(rate * clients), **changes})
 
 
-def methods(clients: int, layers: bool) -> dict[str, Any]:
+def methods(clients: int, layers: bool) -> dict[str, Strategy]:
     """Return the rows of Tables 1 to 3; FedPAC needs a model with several layers."""
     active = round(RATE * clients)
-    rows = {
+    rows: dict[str, Strategy] = {
         "fedbuff": FedBuff(k=BUFFER, concurrency=active),
         "fedavg": FedAvg(sample=RATE),
         "fedasync": FedAsync(alpha=0.6, rho=0.005, concurrency=active),  # FLGo's
@@ -104,7 +106,7 @@ def table5(alpha: float, scale: Scale) -> Preset:
     """Return a preset of Table 5: calibration batches of real examples or noise, in four sizes."""
     preset = accuracy("cifar10", alpha, scale)
     sizes = (16, 32, 128, 512)
-    rows: Mapping[str, Any] = {
+    rows = {
         f"fedpsa-{kind}{size}": fedpsa(preset.experiment.clients, calibration=kind, calibration_size=size)
         for kind in ("real", "gaussian")
         for size in sizes
@@ -153,6 +155,7 @@ def fig4(what: Grid, scale: Scale) -> Preset:
 
 
 def preset_functions() -> dict[str, PresetFunction]:
+    """Return the function that makes each preset, by name without the paper's."""
     functions: dict[str, PresetFunction] = {f"fig4-{what}": partial(fig4, what) for what in get_args(Grid)}
     for name, column in COLUMNS.items():
         for alpha in (0.1, 0.5, 1.0):  # the name of 0.1 has no suffix

@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
-from typing import Any
 
+from offbeat.core.protocol import Strategy
 from offbeat.core.strategies import CA2FL, FedAdam, FedAsync, FedAvg, FedBuff, FedProx, OrthoFL
 from offbeat.engine import Until
 from offbeat.experiment import Column, Preset, PresetFunction, Scale
@@ -98,7 +98,7 @@ COLUMNS: dict[str, OrthoFLColumn] = {
 QUICK_UPDATES = 200
 
 
-def methods(k: int) -> dict[str, Any]:
+def methods(k: int) -> dict[str, Strategy]:
     """Return the rows of Table 2."""
     return {
         "fedavg": FedAvg(sample=SAMPLE),
@@ -114,7 +114,7 @@ def methods(k: int) -> dict[str, Any]:
     }
 
 
-ABLATIONS: dict[str, Any] = {
+ABLATIONS = {
     "orthofl": OrthoFL(),
     "orthofl-no-calibration": OrthoFL(calibrate=False),
     "orthofl-no-average": OrthoFL(moving_average=False),
@@ -155,6 +155,7 @@ def table2(name: str, scale: Scale) -> Preset:
 
 
 def _title(column: OrthoFLColumn, experiment: Experiment) -> str:
+    """Return data set, model, number of clients and partition."""
     division = experiment.partition
     how = f"Dir({division.alpha:g})" if isinstance(division, DirichletEqual) else "one a subject"
     return f"{column.title}, {experiment.clients} clients, {how}"
@@ -202,8 +203,9 @@ def fig8_epochs(epochs: int, scale: Scale) -> Preset:
     preset = table2("mnist", scale)
     # steps of the jobs with which the devices were timed
     steps = EPOCHS * -(-6000 // SGD.batch) if scale == "paper" else QUICK.steps or 1
-    changes: dict[str, Any] = {"epochs": epochs} if scale == "paper" else {"steps": steps * epochs // EPOCHS}
-    training = replace(preset.experiment.training, **changes)
+    training = preset.experiment.training
+    is_paper = scale == "paper"
+    training = replace(training, epochs=epochs) if is_paper else replace(training, steps=steps * epochs // EPOCHS)
     rows = {name: preset.methods[name] for name in ("fedavg", "orthofl")}
     title = f"{epochs} local epoch{'s' if epochs > 1 else ''}; {_title(COLUMNS['mnist'], preset.experiment)}"
     delays = Devices(scale=1 / steps, unit="step")
@@ -229,6 +231,7 @@ def motivation(slow: int, scale: Scale) -> Preset:
 
 
 def preset_functions() -> dict[str, PresetFunction]:
+    """Return the function that makes each preset, by name without the paper's."""
     functions: dict[str, PresetFunction] = {f"table2-{name}": partial(table2, name) for name in COLUMNS}
     # the data sets in the paper's figures are illegible
     functions |= {f"fig5-{name}": partial(fig5, name) for name in ("mnist", "cifar10")}

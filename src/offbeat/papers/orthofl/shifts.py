@@ -62,6 +62,7 @@ def measure_shifts(experiment: Experiment, layer: str | None = None) -> Shifts:
 
 
 def _find_weight(layout: Layout, name: str | None) -> Slice:
+    """Return the place of a weight in the model's vector; without a name, of the last one before the classifier."""
     weights = {s.name: s for s in layout.of_kind("param") if len(s.shape) >= 2}
     if name is not None:
         if name not in weights:

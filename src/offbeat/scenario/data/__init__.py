@@ -61,8 +61,7 @@ def source(choice: DataSource | str) -> DataSource:
     try:
         return find_entry("data set", DATASETS, choice)()
     except TypeError:
-        write = f"data: {{name: {choice}, …}}"
-        raise ConfigError(f"data set {choice!r} needs settings: write {write}") from None
+        raise ConfigError(f"data set {choice!r} needs settings: write data: {{name: {choice}, …}}") from None
 
 
 def load(choice: DataSource | str) -> Dataset:
@@ -73,6 +72,7 @@ def load(choice: DataSource | str) -> Dataset:
 @lru_cache(maxsize=1)
 @one_thread()  # also for data sets of users
 def _load(chosen: DataSource, root: Path) -> Dataset:
+    """Load the data set; `root` is part of the key of the cache."""
     return chosen.load()
 
 

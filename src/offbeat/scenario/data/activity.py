@@ -69,8 +69,8 @@ def _read_part(home: Path, part: str) -> tuple[Tensor, Tensor, list[int]]:
     for signal in HAR_SIGNALS:
         file = folder / f"{signal}_{part}.txt"
         values = read_matrix(file).astype(np.float32)
-        if values.shape != (len(labels), HAR_STEPS):
-            rows, steps = values.shape
+        rows, steps = values.shape
+        if (rows, steps) != (len(labels), HAR_STEPS):
             expected = f"{len(labels)} × {HAR_STEPS}, one row for each label"
             raise DataError(f"{file} has {rows} × {steps} numbers, expected {expected}")
         odd = np.flatnonzero(~np.isfinite(values).all(1))  # one would make every standardised value NaN
@@ -79,13 +79,13 @@ def _read_part(home: Path, part: str) -> tuple[Tensor, Tensor, list[int]]:
         signals.append(values)
     if len(subjects) != len(labels):
         raise DataError(f"{subject_file} has {len(subjects)} subjects for {len(labels)} windows")
-    bad = [label for label in labels if not 1 <= label <= len(HAR_ACTIVITIES)]
-    if bad:
+    if bad := [label for label in labels if not 1 <= label <= len(HAR_ACTIVITIES)]:
         raise DataError(f"{label_file}: label {bad[0]} is out of range: 1 to {len(HAR_ACTIVITIES)}")
     return torch.from_numpy(np.stack(signals, axis=1)), torch.tensor(labels) - 1, subjects
 
 
 def _read_integers(path: Path) -> list[int]:
+    """Read a file with one integer in each line."""
     values = read_matrix(path)
     if values.shape[1] != 1 or not np.isfinite(values).all() or not np.array_equal(values, np.rint(values)):
         raise DataError(f"{path}: each line must have one integer")
@@ -115,23 +115,22 @@ class ExtraSensory:
 
     def load(self) -> Dataset:
         paths = find_files("extrasensory", EXTRASENSORY_PATTERNS, EXTRASENSORY_ARCHIVE, EXTRASENSORY_PAGE)
-        header: tuple[list[str], list[str]] | None = None
+        headers: list[tuple[list[str], list[str]]] = []  # of each file: features and labels
         minutes, files = OwnedExamples(), dict[str, Path]()
         for path in paths:
             user = path.name.split(".")[0]
             if user in files:
                 raise DataError(f"{path} and {files[user]} belong to the same user: remove one of them")
             files[user] = path
-            columns, x, y = _read_user(path)
-            if header is not None and columns != header:
+            header, x, y = _read_user(path)
+            headers.append(header)
+            if header != headers[0]:
                 raise DataError(f"{path} has other columns than {paths[0]}")
-            header = columns
             end, start = split_in_time(len(x), self.train, self.test)
             minutes.add("train", x[:end], y[:end], user)
             minutes.add("test", x[start:], y[start:], user)
-        assert header is not None
-        train, test = minutes.examples("train"), minutes.examples("test")
-        how, labels = _standardise_features(train[0], test[0]), tuple(header[1])
+        train, test, labels = minutes.examples("train"), minutes.examples("test"), tuple(headers[0][1])
+        how = _standardise_features(train[0], test[0])
         return owned_dataset(
             "extrasensory", train, test, num_classes=None, task="multilabel", class_names=labels, prepared=how
         )

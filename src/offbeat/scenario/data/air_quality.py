@@ -83,25 +83,23 @@ class KddAir(_AirWindows):
 
 
 def _read_beijing_station(path: Path) -> tuple[str, Readings]:
+    """Read a file of Beijing 2013-2017; return the name of its station and the readings."""
     weather = ("TEMP", "PRES", "DEWP", "RAIN", "WSPM")
-    columns = read_table(path, ("year", "month", "day", "hour", *POLLUTANTS, *weather, "wd", "station"))
-
-    def values(name: str) -> Floats:
-        return parse_numbers(path, name, columns[name], ("NA", ""))
-
+    numbers = ("year", "month", "day", "hour", *POLLUTANTS, *weather)
+    columns = read_table(path, (*numbers, "wd", "station"))
     station = set(columns["station"])
     if len(station) != 1:
         raise DataError(f"{path} has {len(station)} stations: each file must have one")
-    year, month, day, hour = (values(name) for name in ("year", "month", "day", "hour"))
-    times = _parse_hours(path, year, month, day, hour)
-    wind = np.array([_wind_direction(path, cell) for cell in columns["wd"]])
-    pollutants = np.stack([values(name) for name in POLLUTANTS], axis=1)
+    values = np.stack([parse_numbers(path, name, columns[name], ("NA", "")) for name in numbers], axis=1)
+    times, pollutants = _parse_hours(path, values[:, :4].T), values[:, 4 : 4 + len(POLLUTANTS)]
     pollutants[:, POLLUTANTS.index("CO")] /= 1000  # mg/m³, as in KDD Cup 2018
-    return station.pop(), _hourly_grid(times, np.column_stack([*(values(name) for name in weather), wind]), pollutants)
+    wind = np.array([_wind_direction(path, cell) for cell in columns["wd"]])
+    return station.pop(), _hourly_grid(times, np.column_stack([values[:, -len(weather) :], wind]), pollutants)
 
 
-def _parse_hours(path: Path, year: Floats, month: Floats, day: Floats, hour: Floats) -> NDArray[np.datetime64]:
-    parts = np.stack([year, month, day, hour])
+def _parse_hours(path: Path, parts: Floats) -> NDArray[np.datetime64]:
+    """Convert the rows year, month, day and hour to times."""
+    year, month, day, hour = parts
     fine = np.isfinite(parts).all() and (parts == np.rint(parts)).all()
     fine = fine and ((month >= 1) & (month <= 12) & (day >= 1) & (day <= 31) & (hour >= 0) & (hour <= 23)).all()
     if not fine:
@@ -126,6 +124,7 @@ def _wind_direction(path: Path, cell: str) -> tuple[float, float]:
 
 
 def _read_kdd_areas(air_file: Path, weather_file: Path) -> dict[str, Readings]:
+    """Read the areas of KDD Cup 2018 that have an air station and a weather station."""
     measured = ("temperature", "pressure", "humidity", "wind_speed", "wind_direction")
     air, weather = _read_by_area(air_file, "stationId", POLLUTANTS), _read_by_area(weather_file, "station_id", measured)
     areas = sorted(set(air) & set(weather))
@@ -154,16 +153,17 @@ def _read_by_area(path: Path, key: str, wanted: tuple[str, ...]) -> dict[str, tu
 def _join_readings(
     air: tuple[NDArray[np.datetime64], Floats], weather: tuple[NDArray[np.datetime64], Floats]
 ) -> Readings:
+    """Join the (times, values) of an area's air station and weather station."""
     times, raw = weather
     raw = np.where(raw == 999999, np.nan, raw)
     angle = np.deg2rad(raw[:, 4])
     calm = raw[:, 4] == 999017  # without wind there is no direction
     wind = np.where(calm[:, None], 0.0, np.column_stack([np.sin(angle), np.cos(angle)]))
-    both = np.concatenate([times, air[0]])
-    values = np.full((len(both), 6 + len(POLLUTANTS)), np.nan)
-    values[: len(times), :6] = np.column_stack([raw[:, :4], wind])
-    values[len(times) :, 6:] = air[1]
-    return _hourly_grid(both, values[:, :6], values[:, 6:])
+    # rows of the weather station have no pollutants, rows of the air station no weather
+    without_pollutants = np.full((len(times), len(POLLUTANTS)), np.nan)
+    without_weather = np.full((len(air[0]), 6), np.nan)
+    both = np.concatenate([np.column_stack([raw[:, :4], wind]), without_weather])
+    return _hourly_grid(np.concatenate([times, air[0]]), both, np.concatenate([without_pollutants, air[1]]))
 
 
 def _hourly_grid(times: NDArray[np.datetime64], weather: Floats, pollutants: Floats) -> Readings:
@@ -186,6 +186,7 @@ def _carry_forward(values: Floats, hours: int) -> Floats:
 
 
 def _dataset(name: str, stations: dict[str, Readings], settings: _AirWindows) -> Dataset:
+    """Build the data set from the windows of all stations; a note counts the windows that are left out."""
     windows, possible = OwnedExamples(), 0
     for station in sorted(stations):
         weather, pollutants = stations[station]

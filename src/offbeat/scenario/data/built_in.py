@@ -200,13 +200,9 @@ def _make_scores(shape: StandInShape, n: int, generator: torch.Generator) -> tup
 
 
 def _make_targets(shape: StandInShape, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Make inputs with positive real targets; several labels at once are 0 or 1."""
     x, scores = _make_scores(shape, n, generator)
-    return x, (scores.sigmoid() + 0.1).squeeze(1)
-
-
-def _make_labels(shape: StandInShape, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    x, scores = _make_scores(shape, n, generator)
-    return x, (scores > 0.5).float()
+    return x, (scores > 0.5).float() if shape.task == "multilabel" else (scores.sigmoid() + 0.1).squeeze(1)
 
 
 def _make_volumes(shape: StandInShape, n: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
@@ -219,6 +215,6 @@ def _make_volumes(shape: StandInShape, n: int, generator: torch.Generator) -> tu
 STAND_IN_MAKERS: dict[TaskName, Callable[[StandInShape, int, torch.Generator], tuple[Tensor, Tensor]]] = {
     "classification": _make_classes,
     "regression": _make_targets,
-    "multilabel": _make_labels,
+    "multilabel": _make_targets,
     "segmentation": _make_volumes,
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 import pickle
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -77,6 +76,7 @@ class Cifar100:
 def _load(
     name: str, layouts: tuple[CifarLayout, ...], wanted: tuple[str, ...], classes: int, names: tuple[str, ...] = ()
 ) -> Dataset:
+    """Load a data set from the first layout that is there, or download the archive of the first."""
     root = data_root() / name
     # an unpacked folder, else an archive that exists, else the archive of the first layout is downloaded
     unpacked = [layout for layout in layouts if (root / layout.folder).is_dir()]
@@ -92,11 +92,7 @@ def _load(
     train, test, how = standardise_images(x_train, x_test)
     # a file that ends after a complete record has a valid form
     counts = (("training", len(train), TRAIN_IMAGES), ("test", len(test), TEST_IMAGES))
-    notes = tuple(
-        f"{count:,} of {published:,} {part} pictures are there"
-        for part, count, published in counts
-        if count != published
-    )
+    notes = tuple(f"{count:,} of {most:,} {part} pictures are there" for part, count, most in counts if count != most)
     return Dataset(name, train, y_train, test, y_test, classes, class_names=names, prepared=how, notes=notes)
 
 
@@ -114,6 +110,7 @@ def _read_binary(path: Path, classes: int) -> tuple[Tensor, Tensor]:
 
 
 def _read_python(path: Path, classes: int) -> tuple[Tensor, Tensor]:
+    """Read the images and the labels of a pickled batch."""
     batch = read_pickle(path)
     key = b"fine_labels" if classes == 100 else b"labels"
     data, labels = (batch.get(b"data"), batch.get(key)) if isinstance(batch, dict) else (None, None)
@@ -125,6 +122,7 @@ def _read_python(path: Path, classes: int) -> tuple[Tensor, Tensor]:
 
 
 def _check_batch(path: Path, pixels: Tensor, labels: Tensor, classes: int) -> tuple[Tensor, Tensor]:
+    """Check the labels, and return images (n, 3, 32, 32) and labels."""
     if len(labels) != len(pixels):
         raise DataError(f"{path} has {len(pixels)} images and {len(labels)} labels")
     if int(labels.min()) < 0 or int(labels.max()) >= classes:
@@ -136,30 +134,26 @@ def _check_batch(path: Path, pixels: Tensor, labels: Tensor, classes: int) -> tu
 
 # the function that rebuilds an array; its module has another name in numpy 2
 _RECONSTRUCT = np.zeros(0).__reduce__()[0]
-_ALLOWED_NAMES: dict[tuple[str, str], Any] = {
+_ALLOWED_NAMES: dict[tuple[str, str], object] = {
     ("numpy.core.multiarray", "_reconstruct"): _RECONSTRUCT,
     ("numpy._core.multiarray", "_reconstruct"): _RECONSTRUCT,
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
+    ("_codecs", "encode"): lambda text, encoding: text.encode("latin1"),  # how Python 3 writes bytes for Python 2
 }
 
 
 class _RestrictedUnpickler(pickle.Unpickler):
     """Allow only the names that arrays need: a pickle can name any function and have it called."""
 
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == ("_codecs", "encode"):  # how Python 3 writes bytes for Python 2
-            return _encode_latin1
+    def find_class(self, module: str, name: str) -> object:
+        """Return an allowed object, and refuse all others."""
         if (module, name) not in _ALLOWED_NAMES:
             raise DataError(f"it names {module}.{name}, which arrays do not need: refused")
         return _ALLOWED_NAMES[module, name]
 
 
-def _encode_latin1(text: str, encoding: str) -> bytes:
-    return text.encode("latin1")
-
-
-def read_pickle(path: Path) -> Any:
+def read_pickle(path: Path) -> object:
     """Read a pickle of arrays, lists, dicts and numbers."""
     try:
         with open(path, "rb") as file:

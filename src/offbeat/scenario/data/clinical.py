@@ -7,7 +7,7 @@ import struct
 from dataclasses import dataclass
 from math import isfinite, prod
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ from offbeat.core.settings import Must
 from offbeat.core.threads import one_thread
 from offbeat.scenario.data.csv_tables import parse_numbers, read_table, read_text, truncated
 from offbeat.scenario.data.data_files import Published, data_root, find_file, find_folder, read_bytes
-from offbeat.scenario.data.dataset import Dataset, describe_scaling, every_fifth, owned_dataset
+from offbeat.scenario.data.dataset import Dataset, OwnedExamples, describe_scaling, every_fifth, owned_dataset
 from offbeat.scenario.scenario_settings import ScenarioSettings
 
 HEART_PAGE = "https://archive.ics.uci.edu/dataset/45/heart+disease"
@@ -36,6 +36,7 @@ HEART_COLUMNS = 14
 DROPPED_COLUMNS = (10, 11, 12)
 CHEST_PAIN, ECG = (2, (2, 3, 4)), (6, (1, 2))  # column, and the values with an indicator; the first value has none
 MEASURED_COLUMNS = (0, 3, 4, 7, 9)  # age, pressure, cholesterol, heart rate, oldpeak: the columns that are scaled
+BINARY_COLUMNS = (1, 5, 8)  # sex, sugar, angina
 HEART_TRAIN_SHARE, HEART_SPLIT_SEED = 0.66, 43  # FLamby's
 
 
@@ -49,21 +50,23 @@ class HeartDisease:
     """
 
     def load(self) -> Dataset:
-        x, y, train, owners = [], [], [], []
+        patients = OwnedExamples()
         for hospital, checksum in HOSPITALS.items():
             name = f"processed.{hospital}.data"
             rows = _read_patients(find_file("heart-disease", (name,), checksum, (HEART_URL + name,), HEART_PAGE))
-            x.append(_patient_features(rows))
-            y.append((rows[:, -1] > 0).astype(np.int64))  # 0: healthy, 1 to 4: degree of disease
-            train.append(_training_patients(y[-1]))
-            owners += [hospital] * len(rows)
-        inputs, labels, training = np.concatenate(x), np.concatenate(y), np.concatenate(train)
-        measured = list(range(len(MEASURED_COLUMNS)))
-        mean, deviation = inputs[training][:, measured].mean(0), inputs[training][:, measured].std(0)
+            indicators = [rows[:, at] == value for at, values in (CHEST_PAIN, ECG) for value in values]
+            x = np.column_stack([rows[:, MEASURED_COLUMNS], rows[:, BINARY_COLUMNS], *indicators])
+            y = (rows[:, -1] > 0).astype(np.int64)  # 0: healthy, 1 to 4: degree of disease
+            training = _training_patients(y)
+            patients.add("train", x[training], y[training], hospital)
+            patients.add("test", x[~training], y[~training], hospital)
+        train, test = patients.examples("train"), patients.examples("test")
+        measured = slice(len(MEASURED_COLUMNS))
+        mean, deviation = train[0][:, measured].mean(0), train[0][:, measured].std(0)
         deviation = np.where(deviation > 0, deviation, 1)
-        inputs[:, measured] = (inputs[:, measured] - mean) / deviation
-        hospitals = np.array(owners)
-        parts = [(inputs[p].astype(np.float32), labels[p], hospitals[p].tolist()) for p in (training, ~training)]
+        for inputs, _, _ in (train, test):
+            inputs[:, measured] = (inputs[:, measured] - mean) / deviation
+        parts = [(inputs.astype(np.float32), labels, owners) for inputs, labels, owners in (train, test)]
         scaling = describe_scaling("value", mean, deviation, "column")
         how = f"{scaling}, of the {len(MEASURED_COLUMNS)} measured; indicators as they are"
         return owned_dataset("heart-disease", *parts, num_classes=2, class_names=("healthy", "sick"), prepared=how)
@@ -86,11 +89,6 @@ def _read_patients(path: Path) -> NDArray[np.float64]:
     if not set(np.unique(rows[:, -1])) <= {0, 1, 2, 3, 4}:
         raise DataError(f"{path}: the diagnosis (last column) must be 0 to 4")
     return rows
-
-
-def _patient_features(rows: NDArray[np.float64]) -> NDArray[np.float64]:
-    indicators = [rows[:, at] == value for at, values in (CHEST_PAIN, ECG) for value in values]
-    return np.column_stack([rows[:, MEASURED_COLUMNS], rows[:, (1, 5, 8)], *indicators]).astype(np.float64)
 
 
 def _training_patients(labels: NDArray[np.int64]) -> NDArray[np.bool_]:
@@ -140,9 +138,11 @@ class TcgaBrca:
         mean, deviation = ages.mean(), ages.std() or 1
         x[:, 0] = (x[:, 0] - mean) / deviation  # the only column that is not an indicator
         how = f"{describe_scaling('age', mean, deviation)}; indicators as they are"
-        train, test = ((x[rows], y[rows], regions) for rows, regions in parts.values())
-        more: dict[str, Any] = {"task": "survival", "class_names": ("time", "event"), "prepared": how}
-        return owned_dataset("tcga-brca", train, test, owner="region ", num_classes=None, **more)
+        examples = [(x[rows], y[rows], regions) for rows, regions in parts.values()]
+        names = ("time", "event")
+        return owned_dataset(
+            "tcga-brca", *examples, owner="region ", num_classes=None, task="survival", class_names=names, prepared=how
+        )
 
 
 def _tcga_split(split: Path, table: Path, patients: list[str]) -> dict[str, tuple[list[int], list[int]]]:
@@ -202,16 +202,20 @@ class Ixi(ScenarioSettings):
         y = torch.stack([self._label(path) for path, _, _ in subjects])
         parts = [(x[part], y[part], np.array(centres)[part.numpy()].tolist()) for part in (~test, test)]
         how = f"resized to {self.shape}, then (voxel - mean) / deviation of the volume itself"
-        more: dict[str, Any] = {"class_names": ("other", "brain"), "prepared": how, "notes": notes}
-        return owned_dataset("ixi", *parts, num_classes=2, task="segmentation", **more)
+        names = ("other", "brain")
+        return owned_dataset(
+            "ixi", *parts, num_classes=2, task="segmentation", class_names=names, prepared=how, notes=notes
+        )
 
     def _image(self, subject: Path) -> Tensor:
+        """Read the T1 image of a subject, resized and standardised."""
         volume = _read_volume(subject / "T1")[None, None]
         volume = interpolate(volume, self.shape, mode="trilinear", align_corners=False)[0]
         # each volume by itself: scanners have no common unit
         return (volume - volume.mean()) / volume.std().clamp_min(1e-8)
 
     def _label(self, subject: Path) -> Tensor:
+        """Read which voxels of a subject are brain, resized."""
         volume = _read_volume(subject / "label")
         if not bool(((volume == 0) | (volume == 1)).all()):
             raise DataError(f"{subject / 'label'}: voxels must be 1 (brain) or 0")
@@ -219,6 +223,7 @@ class Ixi(ScenarioSettings):
 
 
 def _read_volume(folder: Path) -> Tensor:
+    """Read the only NIfTI file of a folder."""
     files = sorted([*folder.glob("*.nii.gz"), *folder.glob("*.nii")])
     if len(files) != 1:
         raise DataError(f"{folder} has {len(files)} volumes: expected one .nii.gz")

@@ -69,7 +69,7 @@ class FitRec(ScenarioSettings):
         path = find_file("fitrec", FILES, page=PAGE)
         sport = self._draw_users(path)
         workouts: dict[int, list[Workout]] = {user: [] for user in sport}
-        for number, line, user, kind in _lines(path):
+        for number, line, user, kind in _read_lines(path):
             if sport.get(user) == kind:
                 workouts[user].append(_parse_workout(path, number, line))
         examples, total, long = OwnedExamples(), 0, 0
@@ -90,7 +90,7 @@ class FitRec(ScenarioSettings):
 
     def _draw_users(self, path: Path) -> dict[int, str]:
         """Draw users with enough workouts of one sport; return user -> its most frequent sport."""
-        counts: Counter[tuple[int, str]] = Counter((user, kind) for _, _, user, kind in _lines(path))
+        counts: Counter[tuple[int, str]] = Counter((user, kind) for _, _, user, kind in _read_lines(path))
         favourite: dict[int, str] = {}
         for (user, kind), count in sorted(counts.items(), key=lambda item: (-item[1], item[0])):
             if count >= self.min_workouts:
@@ -118,7 +118,7 @@ class FitRec(ScenarioSettings):
         return x[complete], y[complete]
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str, int, str]]:
+def _read_lines(path: Path) -> Iterator[tuple[int, str, int, str]]:
     """Yield (line number, line, user, sport) without parsing the long lists of a line."""
     try:
         with (gzip.open if path.suffix == ".gz" else open)(path, "rt", encoding="utf-8") as file:
@@ -167,11 +167,9 @@ def _resample(workout: Workout) -> tuple[Floats, Floats, Floats, Floats]:
     grid = np.arange(0.0, seconds[-1] + 1e-9, SAMPLE_SECONDS)
     after = np.clip(np.searchsorted(seconds, grid), 1, len(seconds) - 1)
     paused = (seconds[after] - seconds[after - 1] > PAUSE_SECONDS) & (grid != seconds[after])
-
-    def resample(values: Floats) -> Floats:
-        return np.where(paused, np.nan, np.interp(grid, seconds, values))
-
-    return grid, resample(altitude), resample(heart_rate), resample(travelled)
+    series = (np.interp(grid, seconds, values) for values in (altitude, heart_rate, travelled))
+    altitude, heart_rate, travelled = (np.where(paused, np.nan, values) for values in series)
+    return grid, altitude, heart_rate, travelled
 
 
 def _kilometres(latitude: Floats, longitude: Floats) -> Floats:

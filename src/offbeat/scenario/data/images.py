@@ -53,6 +53,7 @@ def read_images(paths: Sequence[Path], size: int) -> Tensor:
 
 
 def _read_image(path: Path, size: int) -> NDArray[np.uint8]:
+    """Read one colour image (size, size, 3)."""
     from PIL import Image, ImageOps, UnidentifiedImageError
 
     try:
@@ -153,32 +154,31 @@ class TinyImageNet:
         if not names:
             raise DataError(f"{home / 'train'}: none of the {len(listed)} classes of wnids.txt is there")
         number = {name: i for i, name in enumerate(names)}
-        train = [(path, number[name]) for name in names for path in _training_images(folders[name])]
-        test = _validation_images(home / "val", number, set(listed))
-        x, y = _read_examples(train)
-        complete = len(names) == TINY_IMAGENET_CLASSES
+        paths = []
+        for name in names:
+            images = sorted(folders[name].glob("*.JPEG"))
+            if not images:
+                cure = "put the class's images there, or remove the class's folder"
+                raise DataError(f"{folders[name]} has no .JPEG files: {cure}")
+            paths += [(path, number[name]) for path in images]
+        test_paths = _validation_images(home / "val", number, set(listed))
+        words_file = home / "words.txt"
+        lines = _read_lines(words_file) if words_file.is_file() else []
+        words = dict(line.split("\t", 1) for line in lines if "\t" in line)
+        class_names = tuple(words.get(name, name).split(",")[0] for name in names)
+        train, test = _read_examples(paths), _read_examples(test_paths)
+        few = len(names) != TINY_IMAGENET_CLASSES
+        notes = (f"{len(names)} of {TINY_IMAGENET_CLASSES} classes are there",) if few else ()
+        pixels = channel_statistics(train[0])
         return Dataset(
-            "tiny-imagenet",
-            x,
-            y,
-            *_read_examples(test),
-            num_classes=len(names),
-            class_names=tuple(_readable_names(home / "words.txt", names)),
-            pixels=channel_statistics(x),
-            notes=() if complete else (f"{len(names)} of {TINY_IMAGENET_CLASSES} classes are there",),
+            "tiny-imagenet", *train, *test, num_classes=len(names), class_names=class_names, pixels=pixels, notes=notes
         )
 
 
 def _read_examples(examples: list[tuple[Path, int]]) -> tuple[Tensor, Tensor]:
+    """Read the images of (path, label) pairs; return images and labels."""
     labels = torch.tensor([label for _, label in examples], dtype=torch.int64)
     return read_images([path for path, _ in examples], TINY_IMAGENET_SIZE), labels
-
-
-def _training_images(folder: Path) -> list[Path]:
-    paths = sorted(folder.glob("*.JPEG"))
-    if not paths:
-        raise DataError(f"{folder} has no .JPEG files: put the class's images there, or remove the class's folder")
-    return paths
 
 
 def _validation_images(folder: Path, number: dict[str, int], listed: set[str]) -> list[tuple[Path, int]]:
@@ -195,14 +195,8 @@ def _validation_images(folder: Path, number: dict[str, int], listed: set[str]) -
     return test
 
 
-def _readable_names(file: Path, names: list[str]) -> list[str]:
-    if not file.is_file():
-        return names
-    readable = dict(line.split("\t", 1) for line in _read_lines(file) if "\t" in line)
-    return [readable.get(name, name).split(",")[0] for name in names]
-
-
 def _read_lines(file: Path) -> list[str]:
+    """Read the lines of a text file that are not empty."""
     try:
         return [line for line in file.read_text(encoding="utf-8").splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError):

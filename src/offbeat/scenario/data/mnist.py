@@ -62,6 +62,7 @@ class FashionMnist:
 
 @one_thread()
 def _load(folder: str, checksums: tuple[str, ...], urls: tuple[str, ...], names: tuple[str, ...]) -> Dataset:
+    """Load the four IDX files of a data set; `names` are its classes."""
     paths = [
         find_file(folder, (f"{name}.gz", name), checksum, tuple(f"{url}{name}.gz" for url in urls), urls[0])
         for name, checksum in zip(IDX_FILES, checksums, strict=True)

@@ -42,6 +42,7 @@ class Texts:
 
 
 def split_words(text: str) -> list[str]:
+    """Return the lower-case words of a text; an apostrophe may be within a word."""
     return WORD.findall(text.lower())
 
 
@@ -74,21 +75,12 @@ def text_dataset(name: str, texts: Texts, vocabulary: int, length: int, tokenize
         x_train, x_test, size = _tokenize(tokenizer, texts, length)
     units = "most frequent words of the training texts" if tokenizer is None else f"pieces of {Path(tokenizer).name}"
     how = f"{length} numbers a text, of the {units}; 0 pads, {size} are known"
-    return Dataset(
-        name,
-        x_train,
-        texts.y_train,
-        x_test,
-        texts.y_test,
-        len(texts.class_names),
-        class_names=texts.class_names,
-        vocabulary=size,
-        prepared=how,
-        notes=texts.notes,
-    )
+    names, notes, examples = texts.class_names, texts.notes, (x_train, texts.y_train, x_test, texts.y_test)
+    return Dataset(name, *examples, len(names), class_names=names, vocabulary=size, prepared=how, notes=notes)
 
 
 def _tokenize(folder: str, texts: Texts, length: int) -> tuple[Tensor, Tensor, int]:
+    """Return the token numbers of the training and the test texts, and the size of the tokenizer's vocabulary."""
     path = below_root(folder)
     if not path.is_dir():
         cure = "put a pretrained tokenizer there (tokenizer.json or vocab.txt)"
@@ -139,16 +131,16 @@ class TwentyNews(ScenarioSettings):
         return text_dataset("20news", self.texts(), self.vocabulary, self.length, self.tokenizer)
 
     def texts(self) -> Texts:
+        """Return the posts of all newsgroups."""
         home = find_folder("20news", (NEWSGROUPS_TRAIN, NEWSGROUPS_TEST), NEWSGROUPS_ARCHIVE, NEWSGROUPS_PAGE)
         train_folder, test_folder = home / NEWSGROUPS_TRAIN, home / NEWSGROUPS_TEST
         groups = sorted(path.name for path in train_folder.iterdir() if path.is_dir())
         if not groups:
             raise DataError(f"{train_folder} has no newsgroups: expected a folder for each")
-        train, y_train = self._posts(train_folder, groups)
-        test, y_test = self._posts(test_folder, groups)
-        return Texts(train, torch.tensor(y_train), test, torch.tensor(y_test), tuple(groups))
+        return Texts(*self._read_part(train_folder, groups), *self._read_part(test_folder, groups), tuple(groups))
 
-    def _posts(self, folder: Path, groups: list[str]) -> tuple[list[str], list[int]]:
+    def _read_part(self, folder: Path, groups: list[str]) -> tuple[list[str], Tensor]:
+        """Return the posts and the labels of the training or the test part."""
         texts, labels = [], []
         for label, group in enumerate(groups):
             if not (folder / group).is_dir():
@@ -156,9 +148,10 @@ class TwentyNews(ScenarioSettings):
             for path in sorted((folder / group).iterdir()):
                 texts.append(self._read_post(path))
                 labels.append(label)
-        return texts, labels
+        return texts, torch.tensor(labels)
 
     def _read_post(self, path: Path) -> str:
+        """Read a post, without its header lines unless `headers` is set."""
         try:
             text = path.read_bytes().decode("latin1")  # posts of 1993 do not name their encoding
         except OSError as error:
@@ -210,6 +203,7 @@ def _split_test_file(texts: list[str], y: Tensor) -> Texts:
 
 
 def _read_ag_news(name: str, checksum: str | None) -> tuple[list[str], Tensor]:
+    """Return the texts and the labels of a CSV file of AG News."""
     path = find_file("ag_news", (name,), checksum, (f"{AG_NEWS_URL}{name}",), AG_NEWS_PAGE)
     texts, labels = [], []
     try:
