@@ -25,6 +25,7 @@ from offbeat.papers.fedpsa import alignment
 from offbeat.scenario.models import Linear
 from offbeat.testing import play, tiny_world
 from offbeat.training.trainer import Training
+from papers import messages
 
 # kappa, and what it is set against
 PAIRS = [(-0.05, 0.1), (0.3, 0.2), (0.32, 0.4), (1.0, 0.7), (0.95, 0.9)]
@@ -68,7 +69,7 @@ def test_a_trace_is_read_ticket_by_ticket() -> None:
     trace.note(3.0, 99, {"kappa": 0.5})  # still in the buffer when the run ended
     trace.flush()
     assert alignment.read_alignment(trace.db) == alignment.correlate(PAIRS, "agreement")
-    with pytest.raises(RunError, match=r"no update with kappa and align"):
+    with pytest.raises(RunError, match=messages.ALIGN_NONE):
         alignment.read_alignment(trace.db, "align")
 
 
@@ -109,7 +110,7 @@ def test_a_run_is_studied_from_its_folder_or_played_again_and_watched(tmp_path: 
 def test_a_run_of_another_method_has_nothing_to_study(tmp_path: Path) -> None:
     run = runs.create_run(tmp_path / "run", replace(small(), strategy=FedAsync(), until=Until(updates=5)))
     runs.execute_run(run)
-    with pytest.raises(RunError, match="only fedpsa notes kappa"):
+    with pytest.raises(RunError, match=messages.KAPPA_NONE):
         alignment.read_run_alignment(run)
 
 

@@ -16,6 +16,7 @@ from offbeat.papers.evaluated_entry import EntryResult, MeasuredEntry, evaluate_
 from offbeat.papers.measured_values import MeasuredValues
 from offbeat.papers.run_store import PaperSetting, ReproductionStore
 from offbeat.papers.verdict import judge_entry
+from papers import messages
 
 ORTHOFL = load_papers()["orthofl"]
 TIME = relative_time("90 %", "FedAsync")
@@ -232,16 +233,7 @@ def test_only_the_entries_with_fewer_runs_here_are_kept(measured, tmp_path):
         assert path.read_text() == page
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("1. **Order.**", "1. **Sequence.**", "it uses another rule for verdicts"),
-        ("\n### ", "\n#### ", "Figure 2, 30 s has no section, or its preset has changed"),
-        ("- Setting: ", "- Setting: once ", "or its preset has changed"),
-        (f"| {SIZE} |", "| large |", "Figure 2, 30 s has an unknown size: large"),
-        ("| Figure 2, 30 s |", "| Figure 3, 30 s |", "Figure 3, 30 s is no current entry of the paper"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "message"), messages.PAGE_CONFLICTS)
 def test_results_that_can_neither_be_kept_nor_replaced_are_not_lost(results, tmp_path, old, new, message):
     path, _ = paper_page.write_page(ORTHOFL, results, tmp_path)
     before = path.read_text().replace(old, new)

@@ -10,6 +10,7 @@ from offbeat import presets
 from offbeat.core.errors import ConfigError
 from offbeat.papers.entries import RELATIVE_TIME, find_entries, load_papers, read_published
 from offbeat.papers.verdict import paper_orders
+from papers import messages
 
 ENTRIES = [entry for paper in load_papers().values() for entry in paper.entries]
 # paper: entries, values, values "not reached", spreads
@@ -68,24 +69,7 @@ def test_a_file_is_read(tmp_path):
     assert entry.stated_orders == (("fedavg", "fedasync"),)
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        ("title: A paper", "titel: A paper", "published.yaml: title: Field required"),
-        (
-            "better: more",
-            "better: most",
-            "published.yaml: quantities.accuracy.better: Input should be 'more' or 'less'",
-        ),
-        ("[90.1 ± 0.5, –]", "[90.1]", "entry 'Table 1, MNIST': printed: 1 values for 2 methods"),
-        ("90.1 ± 0.5", "many", "entry 'Table 1, MNIST': printed.fedavg: 'many' is not a number"),
-        ("quantity: accuracy", "quantity: loss", "entry 'Table 1, MNIST': quantity: 'loss' is not one of accuracy"),
-        ("claim: best,", "claim: worst,", "entry 'Table 1, MNIST': 'worst' is not defined in texts"),
-        ("fedavg > fedasync", "fedavg", "entry 'Table 1, MNIST': stated_orders: 'fedavg' is not of the form"),
-        ("where: MNIST", "where: MNIST, color: red", "entry 'Table 1, MNIST': color: Unexpected keyword argument"),
-        ("tables:", "tables: [", "published.yaml: while parsing"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "message"), messages.PUBLISHED_FIELDS)
 def test_errors_name_the_file_the_entry_and_the_field(tmp_path, old, new, message):
     with pytest.raises(ConfigError) as error:
         read_text(tmp_path, FILE.replace(old, new, 1))
@@ -242,7 +226,7 @@ def test_a_table_selects_presets_by_prefix():
     assert find_entries("orthofl")[1] == load_papers()["orthofl"].entries
 
 
-@pytest.mark.parametrize(("word", "suggestion"), [("orthof", "orthofl"), ("orthofl/tabel2-mnist", "table2-mnist")])
+@pytest.mark.parametrize(("word", "suggestion"), messages.UNKNOWN_PAPERS)
 def test_an_unknown_paper_or_table_is_rejected_with_the_nearest_name(word, suggestion):
     with pytest.raises(ConfigError, match=suggestion):
         find_entries(word)

@@ -20,6 +20,7 @@ from offbeat.scenario.delays import PerClient
 from offbeat.scenario.models import Linear, Mlp
 from offbeat.scenario.partition import Disjoint
 from offbeat.testing import hand_world
+from papers import messages
 
 
 def test_agreement_is_the_mean_cosine_of_two_commits_in_a_row():
@@ -66,7 +67,7 @@ def test_the_papers_world_is_a_preset():
 
 
 def test_a_layer_that_is_not_there_is_named():
-    with pytest.raises(ConfigError, match="no hidden layer: name a layer"):
+    with pytest.raises(ConfigError, match=messages.NO_LAYER):
         shifts.measure_shifts(replace(SMALL, model=Linear()))
-    with pytest.raises(ConfigError, match="unknown weight 'conv'"):
+    with pytest.raises(ConfigError, match=messages.UNKNOWN_WEIGHT):
         shifts.measure_shifts(SMALL, layer="conv")

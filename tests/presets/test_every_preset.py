@@ -21,6 +21,7 @@ from offbeat.experiment import build
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import strategy_name
 from offbeat.scenario.data import load
+from presets import messages
 
 NAMES = ("orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass")
 
@@ -90,11 +91,11 @@ def test_the_quick_scale_keeps_the_methods_and_their_order():
 
 def test_scales_belong_to_papers():
     assert presets.load("orthofl/table2-mnist") == presets.load("orthofl/table2-mnist", "paper")
-    with pytest.raises(ConfigError, match="'quickstart' has only one scale"):
+    with pytest.raises(ConfigError, match=messages.ONE_SCALE):
         presets.load("quickstart", "quick")
-    with pytest.raises(ConfigError, match="unknown scale 'quik': did you mean 'quick'"):
+    with pytest.raises(ConfigError, match=messages.UNKNOWN_SCALE):
         presets.load("orthofl/table2-mnist", "quik")
-    with pytest.raises(ConfigError, match="unknown preset 'orthofl/table2-minst': did you mean 'orthofl/table2-mnist'"):
+    with pytest.raises(ConfigError, match=messages.UNKNOWN_PRESET):
         presets.load("orthofl/table2-minst")
 
 

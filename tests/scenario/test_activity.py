@@ -10,6 +10,7 @@ import torch
 
 from offbeat.core.errors import DataError
 from offbeat.scenario.data.activity import HAR_SIGNALS, ExtraSensory, UciHar
+from scenario import messages
 
 
 def har(root):
@@ -36,19 +37,7 @@ def test_har_has_nine_signals_and_its_subjects_as_owners(root):
     assert torch.allclose(data.x_train[:, 0], data.x_train[:, 8], atol=1e-6)  # nine times as large, and standardised
 
 
-@pytest.mark.parametrize(
-    ("file", "text", "message"),
-    [
-        ("train/y_train.txt", "1\n7\n2\n", "label 7 is out of range: 1 to 6"),
-        ("train/y_train.txt", "1\n6\n", r"has 3 × 128 numbers, expected 2 × 128"),
-        ("train/subject_train.txt", "1\n", "has 1 subjects for 3 windows"),
-        ("train/subject_train.txt", "1.5\n2\n3\n", "each line must have one integer"),
-        ("train/subject_train.txt", "1\ninf\n3\n", "each line must have one integer"),
-        ("train/y_train.txt", "1\ninf\n2\n", "each line must have one integer"),
-        ("test/Inertial Signals/body_acc_x_test.txt", "1 2 three\n", "not a table of numbers"),
-        ("test/Inertial Signals/body_acc_x_test.txt", "1 2\n1\n", "not a table of numbers"),
-    ],
-)
+@pytest.mark.parametrize(("file", "text", "message"), messages.HAR_FILES)
 def test_damaged_signals_are_refused(root, file, text, message):
     (har(root) / file).write_text(text)
     with pytest.raises(DataError, match=message):
@@ -60,7 +49,7 @@ def test_signals_that_are_not_finite_are_refused(root):
     values = np.zeros((2, 128))
     values[1, 5] = np.nan
     np.savetxt(home / "test/Inertial Signals/body_acc_x_test.txt", values)
-    with pytest.raises(DataError, match=r"body_acc_x_test.txt row 2 has values that are not finite"):
+    with pytest.raises(DataError, match=messages.HAR_NOT_FINITE):
         UciHar().load()
 
 
@@ -103,28 +92,14 @@ def test_copies_and_leftovers_are_not_users(root):
         (home / odd).write_bytes(table)
     assert ExtraSensory().load().group_names == ("AA-1", "BB-2")
     (home / "AA-1.features_labels.csv").write_bytes(gzip.decompress(table))
-    with pytest.raises(
-        DataError,
-        match=r"AA-1.features_labels.csv.gz and .*AA-1.features_labels.csv belong to the same user: remove one",
-    ):
+    with pytest.raises(DataError, match=messages.EXTRASENSORY_COPY):
         ExtraSensory().load()
 
 
-def test_damaged_tables_of_extrasensory_are_refused(root):
-    extrasensory(root, label=3)
-    with pytest.raises(DataError, match="labels must be 0, 1 or nan"):
-        ExtraSensory().load()
-    extrasensory(root, rows=3)
-    with pytest.raises(DataError, match="has 3 rows: too few"):
-        ExtraSensory().load()
-    extrasensory(root)
-    path = root / "extrasensory" / "AA-1.features_labels.csv.gz"
-    path.write_bytes(path.read_bytes()[:-20])
-    with pytest.raises(DataError, match=r"AA-1.* is truncated or damaged"):
-        ExtraSensory().load()
-    path.write_bytes(b"timestamp,a,b\n1,2,3\n")
-    with pytest.raises(DataError, match="expected the columns timestamp, features, label:"):
-        ExtraSensory().load()
-    path.write_bytes(b"timestamp,raw_acc:mean,label:WALKING,label_source\n" + b"1,x,1,2\n" * 9)
-    with pytest.raises(DataError, match="not a table of numbers"):
+@pytest.mark.parametrize(("settings", "content", "message"), messages.EXTRASENSORY_FILES)
+def test_damaged_tables_of_extrasensory_are_refused(root, settings, content, message):
+    extrasensory(root, **settings)
+    if content is not None:
+        (root / "extrasensory" / "AA-1.features_labels.csv.gz").write_bytes(content)
+    with pytest.raises(DataError, match=message):
         ExtraSensory().load()

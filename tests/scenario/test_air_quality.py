@@ -9,6 +9,7 @@ import pytest
 
 from offbeat.core.errors import DataError
 from offbeat.scenario.data.air_quality import BeijingAir, KddAir
+from scenario import messages
 
 COLUMNS = "No year month day hour PM2.5 PM10 SO2 NO2 CO O3 TEMP PRES DEWP RAIN wd WSPM station"
 
@@ -23,26 +24,8 @@ def beijing(
     lines = [HEAD]
     for h in range(hours):
         t = datetime(2013, 3, 1) + timedelta(hours=h)
-        cells = [
-            h + 1,
-            t.year,
-            t.month,
-            t.day,
-            t.hour,
-            h,
-            2,
-            3,
-            4,
-            1000 * h,
-            6,
-            h,
-            1000,
-            -5,
-            0,
-            '"E"',
-            1.5,
-            f'"{station}"',
-        ]
+        time = (t.year, t.month, t.day, t.hour)
+        cells = [h + 1, *time, h, 2, 3, 4, 1000 * h, 6, h, 1000, -5, 0, '"E"', 1.5, f'"{station}"']
         for (hour, column), value in (gaps or {}).items():
             if hour == h:
                 cells[column] = value
@@ -85,20 +68,7 @@ def test_weather_is_carried_over_short_gaps_and_windows_with_longer_ones_are_lef
     assert two.x_train[3, 0, 0] == two.x_train[3, 1, 0]  # at hours 3 and 4 it is as warm as at hour 2
 
 
-@pytest.mark.parametrize(
-    ("gaps", "message"),
-    [
-        ({(2, 11): "warm"}, "TEMP = 'warm' in row 4 is not a number"),
-        ({(2, 11): "inf"}, "TEMP = 'inf' in row 4 is not a number"),
-        ({(2, 15): '"UP"'}, "wind direction 'UP' is none of N, NNE"),
-        ({(2, 2): "13"}, "year, month, day and hour"),
-        ({(2, 3): "1.5"}, "year, month, day and hour must be integers in every row"),
-        ({(2, 1): "99999"}, "year 99999 is out of range: 1900 to 2100"),
-        ({(2, 1): "1e18"}, r"year 1e\+18 is out of range"),
-        ({(2, 17): '"B"'}, "has 2 stations"),
-        ({(2, 17): '"A",1'}, "row 4 has 19 cells, the header 18"),
-    ],
-)
+@pytest.mark.parametrize(("gaps", "message"), messages.BEIJING_CELLS)
 def test_a_damaged_station_is_refused(root, gaps, message):
     beijing(root, "A", 20, gaps)
     with pytest.raises(DataError, match=message):
@@ -107,7 +77,7 @@ def test_a_damaged_station_is_refused(root, gaps, message):
 
 def test_too_long_a_window_is_refused(root):
     beijing(root, "A", 20)
-    with pytest.raises(DataError, match="no window of 48 hours is complete"):
+    with pytest.raises(DataError, match=messages.BEIJING_WINDOW):
         BeijingAir().load()
 
 
@@ -144,24 +114,8 @@ def test_kdd_cup_joins_the_areas_that_measure_both(root):
     assert data.x_train[:2, 0, 4].tolist() == pytest.approx([-2.0, 0.5], rel=1e-5)
 
 
-def test_kdd_cup_files_without_a_common_area_are_refused(root):
-    home = kdd(root)
-    (home / "beijing_17_18_aq.csv").write_text(
-        "stationId,utc_time,PM2.5,PM10,NO2,CO,O3,SO2\ndongsi_aq,2017-01-01 00:00:00,1,1,1,1,1,1\n"
-    )
-    with pytest.raises(DataError, match="have no area in common"):
-        KddAir().load()
-    (home / "beijing_17_18_aq.csv").write_text(
-        "stationId,utc_time,PM2.5,PM10,NO2,CO,O3,SO2\nshunyi_aq,yesterday,1,1,1,1,1,1\n"
-    )
-    with pytest.raises(DataError, match="utc_time must have the form"):
-        KddAir().load()
-    for odd in ("NaT", "9999-01-01 00:00:00"):
-        (home / "beijing_17_18_aq.csv").write_text(
-            f"stationId,utc_time,PM2.5,PM10,NO2,CO,O3,SO2\nshunyi_aq,{odd},1,1,1,1,1,1\n"
-        )
-        with pytest.raises(DataError, match=f"utc_time '{odd}' is out of range: years from 1900 to 2100"):
-            KddAir().load()
-    (home / "beijing_17_18_aq.csv").write_text("station,utc_time\nshunyi,1\n")
-    with pytest.raises(DataError, match="has no column 'stationId'; its columns: station, utc_time"):
+@pytest.mark.parametrize(("text", "message"), messages.KDD_FILES)
+def test_damaged_kdd_cup_files_are_refused(root, text, message):
+    (kdd(root) / "beijing_17_18_aq.csv").write_text(text)
+    with pytest.raises(DataError, match=message):
         KddAir().load()

@@ -28,6 +28,7 @@ from offbeat.scenario.delays import ConstantDelays
 from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.scenario_settings import summaries
 from offbeat.scenario.simulated_world import SimulatedWorld
+from scenario import messages
 
 LAWS = [
     Always(),
@@ -123,7 +124,7 @@ def test_recorded_presence(tmp_path: Path) -> None:
     assert law.window(0, 0, 5.0) == Window(0.0, 10.0)
     assert law.window(0, 0, 10.0) == Window(20.0, inf)
     assert (law.next_available(0, 1, 0.0), law.next_available(0, 1, 40.0)) == (30.0, inf)
-    with pytest.raises(DataError, match="no rows for client 2: it has 2 clients"):
+    with pytest.raises(DataError, match=messages.RECORDING_CLIENT):
         law.covers(range(3))
 
 

@@ -11,6 +11,7 @@ import torch
 
 from offbeat.core.errors import DataError
 from offbeat.scenario.data.cifar import Cifar10, Cifar100, read_pickle
+from scenario import messages
 
 
 def pixels(n: int) -> np.ndarray:
@@ -64,14 +65,7 @@ def test_cifar100_takes_the_fine_label(root):
     assert (data.y_train.tolist(), data.y_test.tolist(), data.num_classes) == ([99, 7], [42], 100)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"", "has 0 bytes, not a multiple of the record size 3073"),
-        (bytes(3072), "has 3072 bytes, not a multiple of the record size"),
-        (bytes([10]) + bytes(3072), "each image needs one label from 0 to 9"),
-    ],
-)
+@pytest.mark.parametrize(("content", "message"), messages.CIFAR_BATCHES)
 def test_damaged_batches_are_refused(root, content, message):
     (binary(root) / "data_batch_3.bin").write_bytes(content)
     with pytest.raises(DataError, match=f"data_batch_3.bin.*{message}"):
@@ -83,21 +77,21 @@ class Harmful:
         return os.system, ("echo harm",)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (pickle.dumps({b"data": Harmful()}), r"it names posix.system, which arrays do not need: refused"),
-        (pickle.dumps({b"data": 3}), "is not a batch of CIFAR"),
-        (pickle.dumps({b"data": pixels(2), b"labels": [1]}, protocol=2), "has 2 images and 1 labels"),
-        (pickle.dumps({b"data": pixels(1), b"labels": [11]}, protocol=2), "each image needs one label from 0 to 9"),
-        (pickle.dumps({b"data": pixels(1), b"labels": [10**30]}, protocol=2), "each image needs one label from 0 to 9"),
-        (pickle.dumps({b"data": pixels(1), b"labels": [1]}, protocol=2)[:500], "is not a complete pickle"),
-        (b"hello", "is not a complete pickle"),
-    ],
-)
-def test_pickles_may_contain_only_arrays_of_numbers(root, content, message):
-    (python(root) / "data_batch_1").write_bytes(content)
-    with pytest.raises(DataError, match=f"data_batch_1.*{message}"):
+PICKLES = {
+    "function": pickle.dumps({b"data": Harmful()}),
+    "no arrays": pickle.dumps({b"data": 3}),
+    "two images": pickle.dumps({b"data": pixels(2), b"labels": [1]}, protocol=2),
+    "label 11": pickle.dumps({b"data": pixels(1), b"labels": [11]}, protocol=2),
+    "huge label": pickle.dumps({b"data": pixels(1), b"labels": [10**30]}, protocol=2),
+    "cut": pickle.dumps({b"data": pixels(1), b"labels": [1]}, protocol=2)[:500],
+    "text": b"hello",
+}
+
+
+@pytest.mark.parametrize("key", messages.CIFAR_PICKLES)
+def test_pickles_may_contain_only_arrays_of_numbers(root, key):
+    (python(root) / "data_batch_1").write_bytes(PICKLES[key])
+    with pytest.raises(DataError, match=f"data_batch_1.*{messages.CIFAR_PICKLES[key]}"):
         Cifar10().load()
 
 
@@ -108,7 +102,5 @@ def test_a_pickle_of_python_2_is_read(tmp_path):
 
 
 def test_a_missing_archive_says_which_file_to_put_where(root):
-    with pytest.raises(
-        DataError, match=r"cifar10/cifar-10-binary.tar.gz is missing: put the file there \(or its contents"
-    ):
+    with pytest.raises(DataError, match=messages.CIFAR_MISSING):
         Cifar10().load()

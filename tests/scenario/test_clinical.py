@@ -11,6 +11,7 @@ import torch
 
 from offbeat.core.errors import DataError
 from offbeat.scenario.data.clinical import HOSPITALS, HeartDisease, Ixi, TcgaBrca, read_nifti
+from scenario import messages
 
 
 @pytest.fixture
@@ -48,14 +49,7 @@ def test_hospitals_are_owners_and_any_disease_is_disease(root):
     assert set(data.x_train[:, 8:].flatten().tolist()) == {0.0, 1.0}
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("40,1,1,130,200,0,0,150,0,1.5,?,?,?,9", "the diagnosis \\(last column\\) must be 0 to 4"),
-        ("40,1,1,130", "line 1 has 4 values, expected 14"),
-        ("old,1,1,130,200,0,0,150,0,1.5,?,?,?,0", "column 1 = 'old'"),
-    ],
-)
+@pytest.mark.parametrize(("line", "message"), messages.HEART_LINES)
 def test_a_damaged_hospital_is_refused(root, line, message):
     path = heart(root) / "processed.va.data"
     path.write_text(line + "\n" + path.read_text())
@@ -99,27 +93,14 @@ def test_survival_has_a_time_and_an_event(root):
     assert torch.equal(data.x_train[:, 1:], torch.tensor([0.0, 1.0]).repeat(2, 19))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"E": 2}, "E must be 0 or 1"),
-        ({"T": -1}, "T must be 0 days or more"),
-        ({"f3": "x"}, "f3 = 'x' in row 3 is not a number"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "message"), messages.TCGA_CELLS)
 def test_a_damaged_table_is_refused(root, changes, message):
     tcga(root, **changes)
     with pytest.raises(DataError, match=message):
         TcgaBrca().load()
 
 
-@pytest.mark.parametrize(
-    ("row", "message"),
-    [
-        ("P9,train,train_0", "has the patient P9, who is not in"),
-        ("P2,train,train_6", "'train_6' of P2 is out of range"),
-    ],
-)
+@pytest.mark.parametrize(("row", "message"), messages.TCGA_SPLIT_ROWS)
 def test_a_damaged_split_is_refused(root, row, message):
     path = tcga(root) / "train_test_split.csv"
     path.write_text(path.read_text() + row + "\n")
@@ -150,21 +131,22 @@ def test_a_nifti_volume_is_read_in_both_byte_orders_and_scaled(tmp_path):
     assert np.array_equal(read_nifti(tmp_path / "v.nii"), values)
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"hello", "is not a NIfTI-1 file"),
-        (nifti(np.zeros((2, 2, 2), np.uint8))[:-1], "has 7 bytes of values, its header says 8"),
-        (nifti(np.zeros((2, 2, 2), np.uint8), code=1792), "NIfTI type 1792 is not supported"),
-        (gzip.compress(nifti(np.zeros((2, 2, 2), np.uint8)), mtime=0)[:40], "is truncated or damaged"),
-        (nifti(np.zeros((2, 2, 2), np.uint8), offset=np.nan), "offset nan"),
-        (nifti(np.zeros((2, 2, 2), np.uint8), offset=np.inf), "offset inf"),
-        (nifti(np.zeros((2, 2, 2), np.uint8), slope=2.0, intercept=np.nan), "intercept nan"),
-    ],
-)
-def test_a_damaged_volume_is_refused(tmp_path, content, message):
-    (tmp_path / "v.nii.gz").write_bytes(content)
-    with pytest.raises(DataError, match=message):
+ZEROS = np.zeros((2, 2, 2), np.uint8)
+VOLUMES = {
+    "text": b"hello",
+    "short": nifti(ZEROS)[:-1],
+    "type": nifti(ZEROS, code=1792),
+    "cut": gzip.compress(nifti(ZEROS), mtime=0)[:40],
+    "offset nan": nifti(ZEROS, offset=np.nan),
+    "offset inf": nifti(ZEROS, offset=np.inf),
+    "intercept": nifti(ZEROS, slope=2.0, intercept=np.nan),
+}
+
+
+@pytest.mark.parametrize("key", messages.NIFTI_FILES)
+def test_a_damaged_volume_is_refused(tmp_path, key):
+    (tmp_path / "v.nii.gz").write_bytes(VOLUMES[key])
+    with pytest.raises(DataError, match=messages.NIFTI_FILES[key]):
         read_nifti(tmp_path / "v.nii.gz")
 
 
@@ -203,5 +185,5 @@ def test_a_mask_with_more_than_brain_is_refused(root):
     folder = ixi(root)
     path = folder / "IXI012-HH-1211" / "label" / "IXI012-HH-1211_label.nii.gz"
     path.write_bytes(nifti(np.full((2, 2, 2), 7, np.uint8)))
-    with pytest.raises(DataError, match=r"voxels must be 1 \(brain\) or 0"):
+    with pytest.raises(DataError, match=messages.IXI_LABEL):
         Ixi().load()

@@ -18,6 +18,7 @@ from offbeat.core.errors import DataError
 from offbeat.scenario.data import DATASETS
 from offbeat.scenario.data.archives import unpack
 from offbeat.scenario.data.data_files import DownloadFailed, Published, data_root, find_file, find_files, find_folder
+from scenario import messages
 
 PAGES = {"/whole": b"hello", "/short": b"hel"}
 
@@ -89,14 +90,7 @@ def test_the_second_address_is_tried_when_the_first_has_nothing(root, address):
     assert find_file("set", ("file",), md5(b"hello"), (f"{address}/gone", f"{address}/whole")).read_bytes() == b"hello"
 
 
-@pytest.mark.parametrize(
-    ("page", "digest", "reason"),
-    [
-        ("/gone", "0" * 32, "answers 404"),
-        ("/short", "0" * 32, "IncompleteRead|3 of 5 bytes arrived"),
-        ("/whole", "0" * 32, "the download has MD5 5d41402abc4b2a76b9719d911017c592"),  # the MD5 of "hello"
-    ],
-)
+@pytest.mark.parametrize(("page", "digest", "reason"), messages.DOWNLOADS)
 def test_incomplete_and_wrong_downloads_are_removed(root, address, page, digest, reason):
     with pytest.raises(
         DataError, match=rf"set/file is missing: put the file there.*download it from the authors.*({reason})"
@@ -118,7 +112,7 @@ def test_without_a_network_the_message_says_which_file_to_put_where(root):
 
 
 def test_files_without_checksum_are_not_downloaded(root, address):
-    with pytest.raises(DataError, match=r"set/file is missing: put the file there.*it is not downloaded automatically"):
+    with pytest.raises(DataError, match=messages.NO_CHECKSUM):
         find_file("set", ("file",), None, (f"{address}/whole",))
     assert not any(p.is_file() for p in root.rglob("*"))
 
@@ -136,7 +130,7 @@ def test_checksums_may_be_sha256(root, address):
 
 def test_too_large_downloads_are_stopped(root, address, monkeypatch):
     monkeypatch.setattr("offbeat.scenario.data.data_files.MAX_DOWNLOAD_BYTES", 4)
-    with pytest.raises(DataError, match="more than 4 bytes arrive"):
+    with pytest.raises(DataError, match=messages.DOWNLOAD_TOO_LARGE):
         find_file("set", ("file",), md5(b"hello"), (f"{address}/whole",))
     assert not any(p.is_file() for p in root.rglob("*"))
 
@@ -154,7 +148,7 @@ def test_every_download_that_is_offered_has_a_checksum(root, monkeypatch, name):
         raise DownloadFailed("no network")
 
     monkeypatch.setattr("offbeat.scenario.data.data_files.download", record)
-    with pytest.raises(DataError, match="is missing"):
+    with pytest.raises(DataError, match=messages.MISSING):
         DATASETS[name]().load()
     offered = [checksum for urls, checksum in tried if urls]
     assert all(checksum is not None and len(checksum) in (32, 64) for checksum in offered)
@@ -163,12 +157,12 @@ def test_every_download_that_is_offered_has_a_checksum(root, monkeypatch, name):
 
 def test_downloads_can_be_forbidden(root, address, monkeypatch):
     monkeypatch.setenv("OFFBEAT_DOWNLOAD", "0")
-    with pytest.raises(DataError, match="OFFBEAT_DOWNLOAD forbids downloads"):
+    with pytest.raises(DataError, match=messages.DOWNLOAD_FORBIDDEN):
         find_file("set", ("file",), md5(b"hello"), (f"{address}/whole",))
 
 
 def test_only_web_addresses_are_downloaded(root):
-    with pytest.raises(DataError, match="only http and https"):
+    with pytest.raises(DataError, match=messages.DOWNLOAD_PROTOCOL):
         find_file("set", ("file",), "0" * 32, ("file:///etc/passwd",))
 
 
@@ -192,7 +186,7 @@ def test_a_zip_is_unpacked_too(root):
 def test_a_tampered_archive_is_not_unpacked(root):
     (root / "set").mkdir()
     tar(root / "set" / "all.tar.gz", {"a.txt": b"A"})
-    with pytest.raises(DataError, match=r"all.tar.gz is damaged: its MD5 is"):
+    with pytest.raises(DataError, match=messages.ARCHIVE_DAMAGED):
         find_folder("set", ("a.txt",), Published(name="all.tar.gz", checksum="0" * 32))
     assert not (root / "set/a.txt").exists()
 
@@ -200,7 +194,7 @@ def test_a_tampered_archive_is_not_unpacked(root):
 def test_another_archive_of_the_same_name_is_refused(root):
     (root / "set").mkdir()
     tar(root / "set" / "all.tar.gz", {"other.txt": b"A"})
-    with pytest.raises(DataError, match=r"was unpacked and .*a.txt is still missing: it is not the published archive"):
+    with pytest.raises(DataError, match=messages.ARCHIVE_OTHER):
         find_folder("set", ("a.txt",), Published(name="all.tar.gz"))
 
 
@@ -208,7 +202,7 @@ def test_an_incomplete_folder_has_to_be_removed_first(root):
     (root / "set" / "inner").mkdir(parents=True)
     (root / "set/inner/a.txt").write_text("A")
     tar(root / "set" / "all.tar.gz", {"inner/a.txt": b"A", "inner/b.txt": b"B"})
-    with pytest.raises(DataError, match=r"inner/b.txt is missing, .*: remove .*set/inner so that it can be unpacked"):
+    with pytest.raises(DataError, match=messages.ARCHIVE_FOLDER):
         find_folder("set", ("inner/a.txt", "inner/b.txt"), Published(name="all.tar.gz"))
     shutil.rmtree(root / "set" / "inner")
     find_folder("set", ("inner/a.txt", "inner/b.txt"), Published(name="all.tar.gz"))
@@ -239,7 +233,7 @@ def test_an_encrypted_zip_is_refused(tmp_path):
     data[6] |= 1  # the flag of the member itself, and of its entry in the list at the end
     data[data.find(b"PK\x01\x02") + 8] |= 1
     (tmp_path / "all.zip").write_bytes(bytes(data))
-    with pytest.raises(DataError, match=r"all.zip is encrypted"):
+    with pytest.raises(DataError, match=messages.ZIP_ENCRYPTED):
         unpack(tmp_path / "all.zip", tmp_path / "home")
     assert list((tmp_path / "home").iterdir()) == []
 
@@ -252,20 +246,20 @@ def test_members_outside_the_folder_are_refused(tmp_path, name):
         archive.writestr("fine.txt", "A")
         archive.writestr(name, "B")
     for archive in ("bad.tar.gz", "bad.zip"):
-        with pytest.raises(DataError, match="which would be written outside the data root: refused"):
+        with pytest.raises(DataError, match=messages.MEMBER_OUTSIDE):
             unpack(tmp_path / archive, home)
     assert list(home.iterdir()) == []  # not even the member that was fine
 
 
 def test_links_are_refused(tmp_path):
     tar(tmp_path / "bad.tar.gz", {}, links={"inside": "/etc"})
-    with pytest.raises(DataError, match="'inside', which is not a file or folder: refused"):
+    with pytest.raises(DataError, match=messages.TAR_LINK):
         unpack(tmp_path / "bad.tar.gz", tmp_path / "home")
     with zipfile.ZipFile(tmp_path / "bad.zip", "w") as archive:
         info = zipfile.ZipInfo("inside")
         info.external_attr = 0o120777 << 16  # a symbolic link
         archive.writestr(info, "/etc")
-    with pytest.raises(DataError, match="contains the link 'inside': refused"):
+    with pytest.raises(DataError, match=messages.ZIP_LINK):
         unpack(tmp_path / "bad.zip", tmp_path / "home")
 
 
@@ -273,7 +267,7 @@ def test_links_are_refused(tmp_path):
 def test_archives_cut_short_are_refused(tmp_path, cut):
     tar(tmp_path / "whole.tar.gz", {"a.bin": os.urandom(5000)})
     (tmp_path / "cut.tar.gz").write_bytes((tmp_path / "whole.tar.gz").read_bytes()[:cut])
-    with pytest.raises(DataError, match=r"cut.tar.gz is not a complete archive"):
+    with pytest.raises(DataError, match=messages.ARCHIVE_CUT):
         unpack(tmp_path / "cut.tar.gz", tmp_path / "home")
     assert list((tmp_path / "home").iterdir()) == []
 

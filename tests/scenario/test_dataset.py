@@ -13,6 +13,7 @@ from offbeat.scenario.data import DATASETS, Dataset, load, source
 from offbeat.scenario.data.built_in import Digits, Synthetic
 from offbeat.scenario.data.dataset import number_owners
 from offbeat.scenario.scenario_settings import summaries
+from scenario import messages
 
 X, Y = torch.arange(12.0).reshape(6, 2), torch.tensor([0, 1, 2, 0, 1, 2])
 
@@ -22,42 +23,7 @@ def test_owners_of_training_examples_come_first():
     assert (groups.tolist(), test_groups.tolist(), names) == ([1, 0, 1], [2, 1], ("9", "10", "2"))
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"y_train": torch.tensor([0, 1, 2, 0, 1, 3])}, "training label 3 is out of range: 0 to 2"),
-        ({"y_test": torch.tensor([0, -1, 2, 0, 1, 2])}, "test label -1 is out of range"),
-        ({"x_test": torch.full((6, 2), torch.inf)}, "test inputs: 6 of 6 are not finite, the first is number 0"),
-        ({"groups": torch.zeros(5, dtype=torch.int64), "group_names": ("a",)}, "training inputs: 6, but owners of 5"),
-        (
-            {"groups": torch.tensor([0, 0, 0, 0, 0, 1]), "group_names": ("a",)},
-            "training owner 1 is out of range: 0 to 0",
-        ),
-        ({"num_classes": None, "task": "multilabel", "y_train": Y[:, None], "y_test": Y[:, None]}, "must be 0 or 1"),
-        (
-            {"num_classes": None, "task": "multilabel"},
-            r"targets have shape \(\) for each example: multilabel needs 0 or 1",
-        ),
-        (
-            {"x_test": X.double()},
-            r"training inputs are \(2,\) float32, test inputs \(2,\) float64: both must have the same shape and dtype",
-        ),
-        ({"x_test": X[:, :1]}, r"training inputs are \(2,\) float32, test inputs \(1,\) float32"),
-        ({"y_test": Y.int()}, r"training targets are \(\) int64, test targets \(\) int32"),
-        ({"y_train": Y.float(), "y_test": Y.float()}, "are torch.float32: classes are integers"),
-        ({"y_train": Y[:, None], "y_test": Y[:, None]}, "classification needs one class"),
-        ({"task": "segmentation"}, "segmentation needs a class for each pixel"),
-        ({"num_classes": None}, "are torch.int64: regression needs real numbers"),
-        ({"num_classes": None, "task": "classification"}, "classification needs num_classes"),
-        (
-            {"num_classes": None, "task": "survival", "y_train": X[:, 0], "y_test": X[:, 0]},
-            "survival needs time and event",
-        ),
-        ({"num_classes": None, "task": "survival", "y_train": X, "y_test": X}, "events must be 0 or 1"),
-        ({"x_test": X[:0], "y_test": Y[:0]}, "0 test inputs, 0 labels"),
-        ({"task": "guessing"}, "task 'guessing' is none of classification"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), messages.DATASETS)
 def test_invalid_data_is_refused(change, message):
     whole = {"x_train": X, "y_train": Y, "x_test": X, "y_test": Y, "num_classes": 3}
     with pytest.raises(DataError, match=f"data set 'mine'.*{message}"):

@@ -17,6 +17,7 @@ from offbeat.scenario.models import DistilBert
 from offbeat.training.client_data import ClientData
 from offbeat.training.evaluation import Evaluator
 from offbeat.training.trainer import Trainer, Training
+from scenario import messages
 
 SMALL: dict[str, Any] = {
     "dim": 8,
@@ -30,7 +31,7 @@ SMALL: dict[str, Any] = {
 
 @pytest.mark.skipif(importlib.util.find_spec("peft") is not None, reason="the extra `text` is installed")
 def test_without_the_extra_it_says_what_to_install() -> None:
-    with pytest.raises(ConfigError, match=r"distilbert needs the extra 'text' .*pip install 'offbeat\[text\]'"):
+    with pytest.raises(ConfigError, match=messages.DISTILBERT_EXTRA):
         DistilBert(weights="anywhere").build((10,), 4, seed=1)
 
 
@@ -112,15 +113,15 @@ def test_a_job_learns_with_the_encoder_frozen_and_repeats_to_the_bit(folder: Pat
 
 @pytest.mark.text
 def test_what_is_wrong_with_the_folder_is_said(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"nowhere.config.json is missing: put config.json and model.safetensors"):
+    with pytest.raises(DataError, match=messages.DISTILBERT_FILES):
         DistilBert(weights=str(tmp_path / "nowhere")).build((10,), 4, seed=1)
-    with pytest.raises(ConfigError, match="texts of 13 tokens, this encoder takes at most 12"):
+    with pytest.raises(ConfigError, match=messages.DISTILBERT_TOKENS):
         DistilBert(weights=str(folder)).build((13,), 4, seed=1)
     (folder / "model.safetensors").write_bytes(b"nothing of the kind")
-    with pytest.raises(DataError, match="does not hold an encoder transformers can read"):
+    with pytest.raises(DataError, match=messages.DISTILBERT_ENCODER):
         DistilBert(weights=str(folder)).build((10,), 4, seed=1)
     (folder / "config.json").write_text("{")
-    with pytest.raises(DataError, match="does not hold an encoder transformers can read"):
+    with pytest.raises(DataError, match=messages.DISTILBERT_ENCODER):
         DistilBert(weights=str(folder)).build((10,), 4, seed=1)
 
 

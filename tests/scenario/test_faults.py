@@ -42,6 +42,7 @@ from offbeat.scenario.simulated_world import SimulatedWorld
 from offbeat.scenario.streaming import ClassIncremental
 from offbeat.workers.inline import Inline
 from offbeat.workers.wrappers import FaultyWorker
+from scenario import messages
 
 LAYOUT = Layout(
     (Slice("w", (3,), 0, 3, "param"), Slice("mean", (1,), 3, 4, "buffer"), Slice("seen", (), 4, 5, "counter"))
@@ -182,11 +183,11 @@ def test_the_experiment_file_holds_all_of_it() -> None:
     assert changed.faults == (Crash(), Scaled(factor=5.0))
     assert experiment_files.with_changes(SMALL, ["faults=crash"]).faults == (Crash(),)
     assert experiment_files.with_changes(SMALL, ["faults=[]"]).faults == ()
-    with pytest.raises(ConfigError, match="unknown faults 'crsh': did you mean 'crash'"):
+    with pytest.raises(ConfigError, match=messages.FAULT_NAME):
         experiment_files.with_changes(SMALL, ["faults=[crsh]"])
-    with pytest.raises(ConfigError, match=r"faults\[1\].*probability = 7"):
+    with pytest.raises(ConfigError, match=messages.FAULT_PROBABILITY):
         experiment_files.with_changes(SMALL, ["faults=[crash, {name: lost_upload, probability: 7}]"])
-    with pytest.raises(ConfigError, match="unknown setting 'hours_a_day'"):
+    with pytest.raises(ConfigError, match=messages.FAULT_SETTING):
         experiment_files.with_changes(SMALL, ["availability={name: diurnal, hours_a_day: 3}"])
 
 

@@ -12,6 +12,7 @@ import torch
 from offbeat.core import draws
 from offbeat.core.errors import DataError
 from offbeat.scenario.data.fitrec import FitRec
+from scenario import messages
 
 DEGREE = 6371.0 * np.pi / 180  # kilometres of one degree along the equator
 
@@ -80,16 +81,7 @@ def test_windows_across_a_pause_are_left_out(root):
     assert data.groups.tolist() == [0] * 2 + [1] * 3
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"altitude": [1.0]}, "must be lists of equal length"),
-        ({"heart_rate": "fast"}, "line 1 is not a workout"),
-        ({"altitude": None}, "lists of equal length|is not a workout|not finite"),
-        ({"heart_rate": [float("1e400")] * 61}, "line 1 is not a workout|not finite"),
-        ({"heart_rate": [10**400] * 61}, "line 1 is not a workout"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), messages.WORKOUTS)
 def test_a_damaged_workout_is_refused(root, change, message):
     fitrec(
         root,
@@ -112,7 +104,7 @@ def test_a_workout_of_years_is_left_out_and_noted(root):
     assert set(data.groups.tolist()) == {0}
     assert data.group_names == ("8", "7")
     fitrec(root, [broken, broken, *(workout(8, "run", 1000 * i) for i in (1, 2))])
-    with pytest.raises(DataError, match=r"no window of 10 steps .*2 of 2 workouts left out: longer than two days"):
+    with pytest.raises(DataError, match=messages.FITREC_LONG):
         FitRec(**{**SMALL, "users": 1, "seed": seed_of(7)}).load()
 
 
@@ -125,14 +117,14 @@ def test_lines_are_not_executed(root):
     fitrec(root, some_workouts())
     path = root / "fitrec" / "endomondoHR_proper.json"
     path.write_text("{'userId': 7, 'sport': 'run', 'timestamp': __import__('os').listdir()}\n" + path.read_text())
-    with pytest.raises(DataError, match="line 1 is not a workout"):
+    with pytest.raises(DataError, match=messages.FITREC_LINE):
         FitRec(**SMALL).load()
     path.write_text("{'userId': 7\n")
-    with pytest.raises(DataError, match="line 1 has no userId and sport"):
+    with pytest.raises(DataError, match=messages.FITREC_USER):
         FitRec(**SMALL).load()
 
 
 def test_too_few_users_are_an_error(root):
     fitrec(root, some_workouts())
-    with pytest.raises(DataError, match="2 users have at least 2 workouts of one sport, 30 are needed"):
+    with pytest.raises(DataError, match=messages.FITREC_USERS):
         FitRec(min_workouts=2).load()

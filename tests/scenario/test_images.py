@@ -12,6 +12,7 @@ from PIL import Image
 from offbeat.core.errors import DataError
 from offbeat.scenario.data.dataset import Pixels
 from offbeat.scenario.data.images import Isic2019, TinyImageNet, channel_statistics
+from scenario import messages
 
 
 def tiny(root, present=("n01", "n03")):
@@ -45,10 +46,10 @@ def test_tiny_imagenet_reads_the_classes_that_are_there(root):
 def test_damaged_images_and_unknown_labels_are_refused(root):
     home = tiny(root)
     (home / "train/n01/images/n01_0.JPEG").write_bytes(b"\xff\xd8\xff")
-    with pytest.raises(DataError, match=r"n01_0.JPEG is not a complete image"):
+    with pytest.raises(DataError, match=messages.TINY_IMAGE):
         TinyImageNet().load()
     (home / "val/val_annotations.txt").write_text("val_0.JPEG\tn99\t0\t0\t5\t5\n")
-    with pytest.raises(DataError, match=r"line 1: 'n99' is not a class of wnids.txt"):
+    with pytest.raises(DataError, match=messages.TINY_LABEL):
         TinyImageNet().load()
 
 
@@ -85,18 +86,7 @@ def test_isic_is_cropped_and_split_by_centre(root):
     )
 
 
-@pytest.mark.parametrize(
-    ("rows", "message"),
-    [
-        (("a,8,0,train", "b,1,0,test"), "target must be an integer from 0 to 7"),
-        (("a,1,0,train", "b,1,0,val"), "fold must be train or test, and both must occur, not 'val'"),
-        (("../../a,1,0,train", "b,1,0,test"), "image must be a bare name"),
-        (("a,1,nan,train", "b,1,0,test"), "center nan must be an integer from 0 up"),
-        (("a,1,1.5,train", "b,1,0,test"), "center 1.5 must be an integer"),
-        (("z,1,0,train", "b,1,0,test"), "z.jpg is missing"),
-        (("a,1,0",), "row 2 has 3 cells, the header 4"),
-    ],
-)
+@pytest.mark.parametrize(("rows", "message"), messages.ISIC_ROWS)
 def test_invalid_isic_tables_are_refused(root, rows, message):
     isic(root, rows)
     with pytest.raises(DataError, match=message):

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from offbeat.core.errors import DataError
 from offbeat.scenario.partition import (
     PARTITIONS,
     ClassSubsets,
@@ -214,16 +213,11 @@ def test_ag_news_clients_share_four_classes() -> None:
     assert table(MainClass(), y, 8) == [[14 if c == i % 4 else 0 for c in range(4)] for i in range(8)]
 
 
-def test_fifty_clients_of_2300_fit_into_ag_news_and_of_2400_do_not() -> None:
-    # 13 clients have class 0, 37 another: 13 × 2185 + 37 × (115 // 3 = 38) = 29,811 of 30,000; 13 × 2280 + 37 × 40 =
-    # 31,120
+def test_fifty_clients_of_2300_fit_into_ag_news() -> None:
+    # 13 clients have class 0, 37 another: 13 × 2185 + 37 × (115 // 3 = 38) = 29,811 of 30,000
     y = labels(120_000, classes=4)
     counts = table(MainClass(main=1, size=2300), y, 50)
     assert counts == [[2185 if c == i % 4 else 38 for c in range(4)] for i in range(50)]
-    with pytest.raises(
-        DataError, match=r"50 clients need 31120 examples of class 0, there are 30000: .* or give a smaller size"
-    ):
-        MainClass(main=1, size=2400).split(y, 50, seed=0)
 
 
 def test_the_number_of_main_classes_can_be_given_and_goes_round() -> None:
@@ -289,69 +283,6 @@ def test_counts_of_labels_that_are_no_classes_are_sizes() -> None:
 
 
 # ---------------------------------------------------------------- what cannot be
-
-
-@pytest.mark.parametrize(
-    ("partition", "examples", "clients", "message"),
-    [
-        (DirichletEqual(), 4, 5, "5 clients of at least 1 example need 5, there are 4"),
-        (
-            DualDirichlet(sizes=0.001),
-            1000,
-            20,
-            "dual-dirichlet left a client with fewer than 2 examples in 100 tries .*raise sizes",
-        ),
-        (ClassSubsets(most=6), 1000, 5, "most = 6, but the data has 5 classes: lower most"),
-        (ClassSubsets(fewest=1, most=1), 1000, 4, "4 clients of at most 1 classes cannot have all 5: raise most"),
-        # 200 * 5 // 7 = 142 each, 134 of the main class: clients 0 and 5 share class 0, the other five take 8 // 4 = 2
-        (MainClass(), 1000, 7, "7 clients need 278 examples of class 0, there are 200: use a multiple of 5 clients"),
-        (MainClass(main=5), 1000, 5, "5 main classes of 5: there are no other classes"),
-        (MainClass(share=0.1), 25, 5, "5 examples for each client are too few for 1 main classes"),
-        (
-            Pieces(),
-            1000,
-            6,
-            "5 classes in 4 pieces make 20, which 6 clients cannot share evenly: use 1, 2, 4, 5, 10, 20 clients",
-        ),
-        (Pieces(sizes=(1, 1000)), 50, 10, "pieces: with 50 examples in 10 pieces a client has none"),
-        (Disjoint(), 100, 6, "disjoint: 6 clients, but only 5 classes"),
-        (Natural(), 100, 5, "natural needs data whose examples have owners"),
-    ],
-)
-def test_impossible_partitions_are_refused(partition: Partition, examples: int, clients: int, message: str) -> None:
-    with pytest.raises(DataError, match=message):
-        partition.split(labels(examples), clients, seed=3)
-
-
-def test_partitions_give_up_after_100_tries() -> None:
-    # every one of 12 clients would have to draw another of 12 classes: 12! / 12^12 = 5e-5 a try
-    with pytest.raises(
-        DataError, match=r"in 100 tries no draw gave each of 12 classes a client .*raise fewest and most"
-    ):
-        ClassSubsets(fewest=1, most=1).split(labels(120, classes=12), 12, seed=1)
-
-
-def test_fewer_owners_than_clients_are_refused() -> None:
-    groups = torch.tensor([0, 0, 1, 1, 2])
-    with pytest.raises(DataError, match="natural: 4 clients, but the data has 3 owners: set clients to 3 or fewer"):
-        Natural().split(torch.zeros(5), 4, 1, groups)
-    with pytest.raises(
-        DataError,
-        match="natural: 3 clients, but the data has 2 owners with 2 examples or more: set clients to 2 or fewer",
-    ):
-        Natural(min_examples=2).split(torch.zeros(5), 3, 1, groups)
-    with pytest.raises(
-        DataError, match="natural: all clients, but the data has 0 owners with 9 examples or more: lower min_examples"
-    ):
-        Natural(min_examples=9).split(torch.zeros(5), None, 1, groups)
-    with pytest.raises(DataError, match=r"natural: owners of shape \(5,\) for 4 examples"):
-        Natural().split(torch.zeros(4), 2, 1, groups)
-
-
-@pytest.mark.parametrize("name", [name for name, cls in PARTITIONS.items() if cls not in (Iid, Natural, Draws)])
-def test_real_targets_cannot_be_divided_by_class(name: str) -> None:
-    with pytest.raises(DataError, match=f"{name} needs one class label for each example, got torch.float32.*use iid"):
-        PARTITIONS[name]().split(torch.rand(100), 5, 1)
 
 
 def test_partitions_are_values() -> None:

@@ -16,6 +16,7 @@ from offbeat.scenario.availability import Always
 from offbeat.scenario.delays import ConstantDelays, Groups, Uniform
 from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.simulated_world import SimulatedWorld
+from scenario import messages
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ def test_a_response_time_is_what_it_is_whatever_the_rule_costs() -> None:
 
 
 def test_delays_per_step_need_the_steps() -> None:
-    with pytest.raises(ConfigError, match="delays per step need the steps"):
+    with pytest.raises(ConfigError, match=messages.STEPS_NEEDED):
         SimulatedWorld(delays=ConstantDelays(unit="step"), counts=ExampleCounts([1]), seed=1)
 
 
@@ -70,7 +71,7 @@ def test_clients_are_always_available_and_hold_all_their_data() -> None:
     world = SimulatedWorld(delays=ConstantDelays(), counts=ExampleCounts([4, 9]), seed=1)
     assert world.next_available(0, 12.5) == Always().next_available(1, 0, 12.5) == 12.5
     assert world.num_examples(1, 0, now=0.0) == 9
-    with pytest.raises(DataError, match="no data for client 2: there are 2 clients"):
+    with pytest.raises(DataError, match=messages.NO_CLIENT):
         world.num_examples(2, 0, now=0.0)
 
 
@@ -100,7 +101,7 @@ def test_counts_cannot_be_changed_from_outside() -> None:
     counts = ExampleCounts(values)
     values[0] = 99
     assert counts[0] == 3
-    with pytest.raises(ValueError, match="read-only"):
+    with pytest.raises(ValueError, match=messages.READ_ONLY):
         counts._values[0] = 5
 
 
@@ -113,14 +114,7 @@ def test_a_million_clients_cost_four_bytes_each_or_less() -> None:
     assert ExampleCounts([2**40])[0] == 2**40
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: ExampleCounts([]), "no clients"),
-        (lambda: ExampleCounts([4, -2]), "client 1 has -2 examples"),
-        (lambda: ExampleCounts.constant(0, 5), "0 clients: at least one"),
-    ],
-)
+@pytest.mark.parametrize(("make", "message"), messages.COUNTS)
 def test_impossible_counts_are_refused(make: object, message: str) -> None:
     with pytest.raises(DataError, match=message):
         make()  # type: ignore[operator]

@@ -11,6 +11,7 @@ import torch
 from offbeat.core.errors import DataError
 from offbeat.scenario.data import texts
 from offbeat.scenario.data.texts import AgNews, TwentyNews, make_vocabulary, number_texts, split_words
+from scenario import messages
 
 
 def test_words_are_lower_case_and_keep_their_apostrophe():
@@ -52,7 +53,7 @@ def test_a_newsgroup_missing_from_one_part_is_named(root):
     for post in (home / "20news-bydate-test" / "sci.space").iterdir():
         post.unlink()
     (home / "20news-bydate-test" / "sci.space").rmdir()
-    with pytest.raises(DataError, match=r"20news-bydate-test/sci.space is missing"):
+    with pytest.raises(DataError, match=messages.NEWSGROUP_MISSING):
         TwentyNews().load()
 
 
@@ -80,12 +81,12 @@ def test_a_pretrained_tokenizer_numbers_its_own_pieces(root, tmp_path, monkeypat
     assert data.x_test.tolist() == [[7, 7, 7]] * 2
     assert data.vocabulary == 100
     monkeypatch.setattr(Pieces, "pad_token_id", 9)
-    with pytest.raises(DataError, match="pads with 9: the padding number must be 0"):
+    with pytest.raises(DataError, match=messages.TOKENIZER_PADDING):
         TwentyNews(tokenizer=str(tmp_path)).load()
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(DataError, match="needs the extra 'text'"):
+    with pytest.raises(DataError, match=messages.TOKENIZER_EXTRA):
         TwentyNews(tokenizer=str(tmp_path)).load()
-    with pytest.raises(DataError, match=r"nothing is not a folder: put a pretrained tokenizer there"):
+    with pytest.raises(DataError, match=messages.TOKENIZER_FOLDER):
         TwentyNews(tokenizer=str(tmp_path / "nothing")).load()
 
 
@@ -130,15 +131,7 @@ def test_without_train_csv_the_test_file_is_split_and_the_summary_says_so(ag):
     assert "train.csv is missing" in data.summary
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('"5","a","b"\n', r"row 1: class '5' is out of range: 1 to 4"),
-        ('"1","a"\n', r"row 1 has 2 cells, expected class, title, description"),
-        ('"1","a","b', "is not a complete CSV file"),
-        ("", "is empty"),
-    ],
-)
+@pytest.mark.parametrize(("text", "message"), messages.AG_NEWS_TEXTS)
 def test_damaged_news_are_refused(ag, text, message):
     (ag / "test.csv").write_text(text)
     with pytest.raises(DataError, match=message):
@@ -149,5 +142,5 @@ def test_a_damaged_train_csv_is_not_taken_for_a_missing_one(ag, monkeypatch):
     (ag / "test.csv").write_text(rows(8))
     (ag / "train.csv").write_text(rows(8))
     monkeypatch.setattr(texts, "AG_NEWS_TRAIN_MD5", "0" * 32)
-    with pytest.raises(DataError, match=r"train.csv is damaged"):
+    with pytest.raises(DataError, match=messages.AG_NEWS_DAMAGED):
         AgNews().load()
