@@ -32,3 +32,28 @@ NO_NEAREST = "names no similar real data"
 DAMAGED = "is damaged"
 NO_LAYER = "no hidden layer: name a layer"
 UNKNOWN_WEIGHT = "unknown weight 'conv'"
+
+# ---------------------------------------------------------------- reasons of verdicts
+
+SAME = {"ours": (1, 2, 3), "other": (1, 2, 3)}
+OBSTACLES = [
+    (SAME, {"other_data": "STAND-IN"}, "the data differs from the paper's: STAND-IN"),
+    (SAME, {"paper_size": False}, "the runs are smaller or shorter than the paper's"),
+    (SAME | {"other": (1, 2)}, {}, "fewer than 3 seeds"),
+    ({}, {}, "no run has a value"),
+    ({"ours": (1, 2, 3)}, {}, "not run, or without a value: other"),
+    (SAME, {"slowest_missing": True}, "runs are missing, and the available ones are the fastest"),
+]
+NO_COMMON_SEED = "ours and other have no seed in common"
+NOT_TESTABLE = "1 order: 1 not testable"
+BOUND = "ours did not reach the target in every seed, so its value is unknown"
+NO_PRINTED_VALUE = "the paper prints no value to compare with"
+VERDICT_REASONS = {
+    "less than half of the margin": [
+        "ours ranks 1 of 2 by our means: +4.90 to the best other method, +10.00 in the paper"
+    ],
+    "the reverse order": ["1 order: 1 contradicted (other beats ours)"],
+    "variants of the winner are no competitors": [
+        "ours ranks 1 of 2 by our means: +10.00 to the best other method, +10.00 in the paper"
+    ],
+}

@@ -7,6 +7,7 @@ from paper_examples import ACCURACY, printed_values, relative_time
 
 from offbeat.papers.entries import Entry, PrintedValue, Quantity
 from offbeat.papers.verdict import judge_entry, paper_orders, value_in_widened_interval
+from papers import messages
 
 
 def entry(printed, winner="ours", quantity=ACCURACY, order=(), variants=()):
@@ -66,51 +67,83 @@ def around(value):
     return seeds(value - 0.5, value, value + 0.5)
 
 
-def test_the_same_order_margin_and_value_are_a_reproduction():
+ALIKE = entry({"ours": (80.0, 20.0), "other": (80.0, 20.0)}, winner=None)
+FAR = entry({"ours": (99.0, 20.0), "other": (80.0, 20.0)}, winner=None)
+TIMES = entry({"ours": 1.0, "never": float("inf")}, quantity=relative_time("90 %", "ours"))
+IN_ANOTHER_UNIT = Quantity("final", "in another unit", "less", same_unit=False)
+THREE = entry({"ours": (90.0, 0.0), "b": (80.0, 0.0), "c": (70.0, 0.0)})
+FOUR = entry({"ours": (90.0, 40.0), "b": (40.0, 1.0), "c": (30.0, 1.0), "d": (20.0, 1.0)})
+WITH_VARIANT = entry({"ours": (90.0, 1.0), "ours+M": (95.0, 1.0), "other": (80.0, 1.0)}, variants=("ours+M",))
+STATED = entry({}, order=(("ours", "other"),))
+ALL_STATED = entry({}, winner=None, order=(("a", "z"), ("b", "z"), ("c", "z")))
+LEVEL = seeds(80.0, 80.0, 80.0)
+
+# situation: entry, our values, verdict, status of the orders
+VERDICTS = {
     # the lead is 10 in every seed: its interval is [10, 10]; 90 lies in the middle of ours
-    judgement = judge_entry(TWO, {"ours": around(90.0), "other": around(80.0)})
-    assert judgement.verdict == "reproduced"
-    assert [pair.status for pair in judgement.orders] == ["holds"]
-    assert judgement.value_in_interval == {"ours": True, "other": True}
-
-
-def test_half_of_the_margin_is_enough_and_less_is_not():
-    assert judge_entry(TWO, {"ours": around(90.0), "other": around(85.0)}).verdict == "reproduced"
-    judgement = judge_entry(TWO, {"ours": around(90.0), "other": around(85.1)})
-    assert judgement.verdict == "partly"
-    assert "ours ranks 1 of 2 by our means: +4.90 to the best other method, +10.00 in the paper" in judgement.reasons
-
-
-def test_no_margin_is_required_to_methods_that_did_not_reach_the_target():
-    times = entry({"ours": 1.0, "never": float("inf")}, quantity=relative_time("90 %", "ours"))
-    assert judge_entry(times, {"ours": seeds(1.0, 1.0, 1.0), "never": seeds(2.0, 2.0, 2.0)}).verdict == "reproduced"
-
-
-def test_the_same_order_at_another_level_is_partly_reproduced():
+    "the same order, margin and value": (TWO, {"ours": around(90.0), "other": around(80.0)}, "reproduced", ["holds"]),
+    "half of the margin": (TWO, {"ours": around(90.0), "other": around(85.0)}, "reproduced", ["holds"]),
+    "less than half of the margin": (TWO, {"ours": around(90.0), "other": around(85.1)}, "partly", ["holds"]),
+    "no margin is required to methods that did not reach the target": (
+        TIMES, {"ours": seeds(1.0, 1.0, 1.0), "never": seeds(2.0, 2.0, 2.0)}, "reproduced", ["holds"],
+    ),
     # 60 ± 4.303 · 0.5 / √3 = 60 ± 1.24, and the paper's 90 ± 1 is far off
-    judgement = judge_entry(TWO, {"ours": around(60.0), "other": around(50.0)})
-    assert judgement.verdict == "partly"
-    assert judgement.value_in_interval == {"ours": False, "other": False}
-
-
-def test_in_another_unit_only_orders_are_compared():
-    errors = Quantity("final", "in another unit", "less", same_unit=False)
-    judgement = judge_entry(
-        entry({"ours": 9.0, "other": 10.0}, quantity=errors), {"ours": around(1.0), "other": around(1.1)}
-    )
-    assert (judgement.verdict, judgement.value_in_interval) == ("reproduced", {})
-
-
-def test_a_lead_within_chance_is_open():
+    "the same order at another level": (TWO, {"ours": around(60.0), "other": around(50.0)}, "partly", ["holds"]),
+    "in another unit only orders are compared": (
+        entry({"ours": 9.0, "other": 10.0}, quantity=IN_ANOTHER_UNIT), {"ours": around(1.0), "other": around(1.1)},
+        "reproduced", ["holds"],
+    ),
     # leads of 1, 10 and 19: mean 10, s = 9, half 4.303 · 9 / √3 = 22.4
-    judgement = judge_entry(TWO, {"ours": seeds(90.0, 90.0, 90.0), "other": seeds(89.0, 80.0, 71.0)})
-    assert ([pair.status for pair in judgement.orders], judgement.verdict) == (["open"], "partly")
+    "a lead within chance": (TWO, {"ours": seeds(90.0, 90.0, 90.0), "other": seeds(89.0, 80.0, 71.0)}, "partly",
+    ["open"]),
+    "the reverse order": (TWO, {"ours": around(80.0), "other": around(90.0)}, "not", ["contradicted"]),
+    # ours before b and c hold, b before c is contradicted
+    "one contradiction among others": (
+        THREE, {"ours": around(90.0), "b": around(70.0), "c": around(80.0)}, "partly",
+        ["holds", "holds", "contradicted"],
+    ),
+    # of six orders four hold, but of the three of the claim's method one: leads of 1, 10 and 19 over b are open
+    "orders of others do not reproduce a claim": (
+        FOUR, {"ours": seeds(41.0, 50.0, 59.0), "b": around(40.0), "c": around(39.0), "d": around(20.0)}, "partly",
+        ["open", "open", "holds", "holds", "holds", "holds"],
+    ),
+    "variants of the winner are no competitors": (
+        WITH_VARIANT, {"ours": around(90.0), "ours+M": around(95.0), "other": around(80.0)}, "reproduced",
+        ["holds", "holds", "holds"],
+    ),
+    "a stated order": (STATED, {"ours": seeds(2.0, 3.0, 4.0), "other": seeds(1.0, 2.0, 3.0)}, "reproduced", ["holds"]),
+    "without a winner all stated orders must hold": (
+        ALL_STATED, {"a": around(2.0), "b": around(2.0), "c": seeds(3.0, 1.0, 0.5), "z": around(1.0)}, "partly",
+        ["holds", "holds", "open"],
+    ),
+    "all stated orders hold": (
+        ALL_STATED, {"a": around(2.0), "b": around(2.0), "c": around(2.0), "z": around(1.0)}, "reproduced",
+        ["holds", "holds", "holds"],
+    ),
+    # no methods are distinguished; widened by 20 the second is inside; the first, at 50, is 49 away from it
+    "only values": (ALIKE, {"ours": LEVEL, "other": LEVEL}, "reproduced", []),
+    "only values, one of them far": (FAR, {"ours": seeds(50.0, 50.0, 50.0), "other": LEVEL}, "partly", []),
+    "methods that the paper does not have may lack seeds": (
+        TWO, {"ours": around(90.0), "other": around(80.0), "variant": seeds(90.0)}, "reproduced", ["holds"],
+    ),
+}  # fmt: skip
 
 
-def test_the_reverse_order_is_not_reproduced():
-    judgement = judge_entry(TWO, {"ours": around(80.0), "other": around(90.0)})
-    assert judgement.verdict == "not"
-    assert judgement.reasons[0] == "1 order: 1 contradicted (other beats ours)"
+@pytest.mark.parametrize("situation", VERDICTS)
+def test_a_verdict_follows_from_orders_margin_and_values(situation):
+    of_paper, ours, verdict, orders = VERDICTS[situation]
+    judgement = judge_entry(of_paper, ours)
+    assert (judgement.verdict, [pair.status for pair in judgement.orders]) == (verdict, orders)
+    for reason in messages.VERDICT_REASONS.get(situation, ()):
+        assert reason in judgement.reasons
+
+
+def test_values_inside_the_widened_interval_are_told_by_method():
+    near, far = ({"ours": around(value), "other": around(value - 10)} for value in (90.0, 60.0))
+    assert judge_entry(TWO, near).value_in_interval == {"ours": True, "other": True}
+    assert judge_entry(TWO, far).value_in_interval == {"ours": False, "other": False}
+    in_another_unit = entry({"ours": 9.0, "other": 10.0}, quantity=IN_ANOTHER_UNIT)
+    assert judge_entry(in_another_unit, near).value_in_interval == {}
 
 
 def test_with_many_orders_a_reversed_one_may_be_chance():
@@ -128,91 +161,18 @@ def test_with_many_orders_a_reversed_one_may_be_chance():
     assert not any(pair.status == "contradicted" for pair in among.orders)
 
 
-def test_one_contradiction_among_others_is_partly():
-    three = entry({"ours": (90.0, 0.0), "b": (80.0, 0.0), "c": (70.0, 0.0)})
-    # ours before b and c hold, b before c is contradicted
-    judgement = judge_entry(three, {"ours": around(90.0), "b": around(70.0), "c": around(80.0)})
-    assert [pair.status for pair in judgement.orders] == ["holds", "holds", "contradicted"]
-    assert judgement.verdict == "partly"
-
-
-def test_orders_of_others_do_not_reproduce_a_claim():
-    """Of six orders four hold, but of the three of the claim's method one: leads of 1, 10 and 19 over b are open."""
-    four = entry({"ours": (90.0, 40.0), "b": (40.0, 1.0), "c": (30.0, 1.0), "d": (20.0, 1.0)}, order=())
-    here = {"ours": seeds(41.0, 50.0, 59.0), "b": around(40.0), "c": around(39.0), "d": around(20.0)}
-    judgement = judge_entry(four, here)
-    assert [pair.status for pair in judgement.orders if pair.better == "ours"] == ["open", "open", "holds"]
-    assert sum(pair.status == "holds" for pair in judgement.orders) == 4
-    assert judgement.verdict == "partly"
-
-
-def test_variants_of_the_winner_are_no_competitors():
-    with_variant = entry({"ours": (90.0, 1.0), "ours+M": (95.0, 1.0), "other": (80.0, 1.0)}, variants=("ours+M",))
-    judgement = judge_entry(with_variant, {"ours": around(90.0), "ours+M": around(95.0), "other": around(80.0)})
-    assert judgement.verdict == "reproduced"
-    assert "ours ranks 1 of 2 by our means: +10.00 to the best other method, +10.00 in the paper" in judgement.reasons
-
-
-def test_a_stated_order_can_be_reproduced():
-    stated = entry({}, order=(("ours", "other"),))
-    assert judge_entry(stated, {"ours": seeds(2.0, 3.0, 4.0), "other": seeds(1.0, 2.0, 3.0)}).verdict == "reproduced"
-
-
-def test_without_a_winner_all_stated_orders_must_hold():
-    stated = entry({}, winner=None, order=(("a", "z"), ("b", "z"), ("c", "z")))
-    there = {"a": around(2.0), "b": around(2.0), "z": around(1.0)}
-    assert judge_entry(stated, {**there, "c": around(2.0)}).verdict == "reproduced"
-    assert judge_entry(stated, {**there, "c": seeds(3.0, 1.0, 0.5)}).verdict == "partly"
-
-
-@pytest.mark.parametrize(("first", "verdict"), [(80.0, "reproduced"), (99.0, "partly")])
-def test_values_decide_if_no_methods_are_distinguished(first, verdict):
-    alike = entry({"ours": first, "other": 80.0}, winner=None)
-    alike = Entry(**{**vars(alike), "printed": printed_values({"ours": (first, 20.0), "other": (80.0, 20.0)})})
-    # widened by 20 the second is inside; the first, at 50, is 30 or 49 away from it
-    level = seeds(80.0, 80.0, 80.0)
-    ours = {"ours": seeds(50.0, 50.0, 50.0) if verdict == "partly" else level, "other": level}
-    assert judge_entry(alike, ours).verdict == verdict
-
-
-@pytest.mark.parametrize(
-    ("ours", "how", "why"),
-    [
-        (
-            {"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)},
-            {"other_data": "STAND-IN"},
-            "the data differs from the paper's: STAND-IN",
-        ),
-        (
-            {"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)},
-            {"paper_size": False},
-            "the runs are smaller or shorter than the paper's",
-        ),
-        ({"ours": seeds(1, 2, 3), "other": seeds(1, 2)}, {}, "fewer than 3 seeds"),
-        ({}, {}, "no run has a value"),
-        ({"ours": seeds(1, 2, 3)}, {}, "not run, or without a value: other"),
-        ({"ours": seeds(1, 2, 3), "other": {3: 1, 4: 1, 5: 1}}, {}, "ours and other have no seed in common"),
-        (
-            {"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)},
-            {"slowest_missing": True},
-            "runs are missing, and the available ones are the fastest",
-        ),
-    ],
-)
-def test_obstacles_to_a_comparison_are_reported(ours, how, why):
-    judgement = judge_entry(TWO, ours, **how)
+@pytest.mark.parametrize(("ours", "how", "reason"), messages.OBSTACLES)
+def test_obstacles_to_a_comparison_are_reported(ours, how, reason):
+    judgement = judge_entry(TWO, {name: dict(enumerate(values)) for name, values in ours.items()}, **how)
     assert judgement.verdict == "not comparable"
-    assert why in judgement.reasons[0]
+    assert reason in judgement.reasons[0]
 
 
-def test_methods_that_the_paper_does_not_have_may_lack_seeds():
-    judgement = judge_entry(TWO, {"ours": around(90.0), "other": around(80.0), "variant": seeds(90.0)})
-    assert judgement.verdict == "reproduced"
-
-
-def test_orders_without_a_common_seed_are_not_testable():
+def test_methods_without_a_common_seed_are_not_compared():
+    judgement = judge_entry(TWO, {"ours": seeds(1, 2, 3), "other": {3: 1, 4: 1, 5: 1}})
+    assert (judgement.verdict, judgement.reasons[0]) == ("not comparable", messages.NO_COMMON_SEED)
     judgement = judge_entry(TWO, {"ours": seeds(1, 2)}, other_data="STAND-IN for mnist")
-    assert judgement.reasons[1] == "1 order: 1 not testable"
+    assert judgement.reasons[1] == messages.NOT_TESTABLE
 
 
 def test_a_bound_is_not_a_value():
@@ -222,10 +182,10 @@ def test_a_bound_is_not_a_value():
     assert judge_entry(times, ours).verdict == "reproduced"
     judgement = judge_entry(times, ours, bounds={"ours"})
     assert (judgement.verdict, dict(judgement.value_in_interval)) == ("partly", {"slow": True})
-    assert "ours did not reach the target in every seed, so its value is unknown" in judgement.reasons
+    assert messages.BOUND in judgement.reasons
 
 
 def test_without_a_published_value_nothing_is_reproduced():
     never = entry({"ours": float("inf"), "other": float("inf")}, winner=None, quantity=relative_time("90 %", "ours"))
     judgement = judge_entry(never, {"ours": seeds(1, 2, 3), "other": seeds(1, 2, 3)})
-    assert (judgement.verdict, judgement.reasons) == ("not comparable", ("the paper prints no value to compare with",))
+    assert (judgement.verdict, judgement.reasons) == ("not comparable", (messages.NO_PRINTED_VALUE,))

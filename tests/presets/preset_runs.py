@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import isfinite, prod
-from typing import Any
 
 import torch
 
@@ -39,18 +38,12 @@ MAX_INPUT_VALUES = 3_000_000  # of all inputs of a synthetic data set
 
 def synthetic_data(name: str) -> Dataset:
     shape, outputs, owners = SHAPES[name]
-    # examples of every owner
-    train, test = (
-        min(2000, MAX_INPUT_VALUES // prod(shape)),
-        max(12, 2 * owners, min(60, MAX_INPUT_VALUES // 50 // prod(shape))),
-    )
+    train = min(2000, MAX_INPUT_VALUES // prod(shape))
+    test = max(12, 2 * owners, min(60, MAX_INPUT_VALUES // 50 // prod(shape)))  # examples of every owner
     draw = torch.Generator().manual_seed(0)
     n = train + test
-    x = (
-        torch.randint(1, 5000, (n, *shape), generator=draw)
-        if name in ("20news", "ag_news")
-        else torch.randn(n, *shape, generator=draw)
-    )
+    is_text = name in ("20news", "ag_news")
+    x = torch.randint(1, 5000, (n, *shape), generator=draw) if is_text else torch.randn(n, *shape, generator=draw)
     classes, task, y = outputs, None, torch.arange(n) % outputs
     if name == "ixi":
         task, y = "segmentation", torch.randint(0, 2, (n, *shape[1:]), generator=draw)
@@ -58,15 +51,12 @@ def synthetic_data(name: str) -> Dataset:
         classes, task, y = None, "multilabel", torch.randint(0, 2, (n, outputs), generator=draw).float()
     elif name in ("fitrec", "beijing-air"):
         classes, task, y = None, "regression", torch.rand(n, outputs, generator=draw).squeeze(1)
-    ownership = {}
+    more = {}
     if owners:
         owner = torch.arange(n) // 2 % owners
-        ownership = {
-            "groups": owner[:train],
-            "test_groups": owner[train:],
-            "group_names": tuple(map(str, range(owners))),
-        }
-    return Dataset(name, x[:train], y[:train], x[train:], y[train:], num_classes=classes, task=task, **ownership)
+        names = tuple(map(str, range(owners)))
+        more = {"groups": owner[:train], "test_groups": owner[train:], "group_names": names}
+    return Dataset(name, x[:train], y[:train], x[train:], y[train:], num_classes=classes, task=task, **more)
 
 
 def subsample(data: Dataset) -> Dataset:
@@ -100,13 +90,3 @@ def presets_by_data(names: list[str]) -> dict[str, list[str]]:
     for name in names:
         grouped.setdefault(data_name(presets.load(name, "quick").experiment), []).append(name)
     return grouped
-
-
-def check_settings(name: str, settings: dict[str, Any]) -> None:
-    """Check settings of a preset at the paper's scale ("delays.low": 10)."""
-    experiment = presets.load(name).experiment
-    for setting, value in settings.items():
-        actual: Any = experiment
-        for part in setting.split("."):
-            actual = getattr(actual, part)
-        assert actual == value, (name, setting)

@@ -7,7 +7,7 @@ from itertools import product
 
 import pytest
 import torch
-from preset_runs import SCALES, check_settings, synthetic_data
+from preset_runs import SCALES, synthetic_data
 
 from offbeat import presets
 from offbeat.core.protocol import Phase
@@ -18,21 +18,6 @@ from offbeat.scenario.streaming import Static
 from offbeat.training.trainer import Training
 
 ASO_FED = [name for name in presets.names() if name.startswith("aso_fed/") and "fig6" not in name]
-
-# preset -> setting -> value in the paper
-PAPER_SETTINGS = {
-    "aso_fed/fitrec-speed": {"clients": 30, "strategy.lam": 1.0, "network.low": 10.0, "network.high": 100.0,
-    "training.epochs": 2},
-    "aso_fed/air-quality": {"clients": 9, "strategy.lam": 1.0, "strategy.beta": 0.001, "strategy.lr": 0.001},
-    "aso_fed/extrasensory": {"clients": 60, "strategy.lam": 0.8, "streaming.start": (0.1, 0.9)},
-    "aso_fed/fashion-mnist": {"clients": 20, "strategy.lam": 0.5},
-    "aso_fed/dropout-extrasensory-40": {"availability.share": 0.4},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", PAPER_SETTINGS)
-def test_settings_are_those_of_the_paper(name):
-    check_settings(name, PAPER_SETTINGS[name])
 
 
 def test_methods_are_set_as_the_paper_says():
@@ -92,15 +77,11 @@ def test_local_models_are_tested_on_their_own_clients_data():
     """A client has two classes: predicting its more frequent class is right for about half of its own test part, and
     for at most about a fifth of the shared test set.
     """
-    preset = presets.load("aso_fed/fashion-mnist", "quick")
-    experiment = replace(
-        preset.with_strategy("local"),
-        data=synthetic_data("fashion-mnist"),
-        training=Training(lr=0.05, batch=16, steps=2),
-    )
-    experiment = replace(experiment, until=Until(updates=40), evaluate_every=1e6)
-    own, shared = (
-        build.build_engine(build.setup(e), e).run().metrics["acc"]
-        for e in (experiment, replace(experiment, evaluate="test"))
-    )
-    assert own > 2 * shared
+    experiment = presets.load("aso_fed/fashion-mnist", "quick").with_strategy("local")
+    training = Training(lr=0.05, batch=16, steps=2)
+    experiment = replace(experiment, data=synthetic_data("fashion-mnist"), training=training, until=Until(updates=40))
+    accuracy = []
+    for evaluate in ("clients", "test"):
+        varied = replace(experiment, evaluate=evaluate, evaluate_every=1e6)
+        accuracy.append(build.build_engine(build.setup(varied), varied).run().metrics["acc"])
+    assert accuracy[0] > 2 * accuracy[1]

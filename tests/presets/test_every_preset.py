@@ -23,7 +23,9 @@ from offbeat.experiment.spec.config import strategy_name
 from offbeat.scenario.data import load
 from presets import messages
 
-NAMES = ("orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass")
+TITLES = {
+    "orthofl": "OrthoFL", "aso_fed": "ASO-Fed", "fedpsa": "FedPSA", "fed_ogd": "Fed-OGD", "fedcompass": "FedCompass",
+}  # fmt: skip
 
 
 # ---------------------------------------------------------------- values
@@ -40,10 +42,8 @@ def test_every_preset_is_built_and_written_without_data(scale, tmp_path, monkeyp
             experiment = preset.with_strategy(row)
             assert row.startswith(strategy_name(experiment)), (name, row)  # a variant is named after its method
             if experiment.strategy not in written:  # many presets share their methods
-                assert experiment_files.parse_experiment(experiment_files.to_yaml(experiment)) == experiment, (
-                    name,
-                    row,
-                )
+                text = experiment_files.to_yaml(experiment)
+                assert experiment_files.parse_experiment(text) == experiment, (name, row)
             written.add(experiment.strategy)
 
 
@@ -55,17 +55,10 @@ def test_the_default_strategy_of_a_preset_is_the_papers_method():
 
 
 def test_a_summary_names_the_paper_and_the_table_or_figure():
-    known = {
-        "orthofl": "OrthoFL",
-        "aso_fed": "ASO-Fed",
-        "fedpsa": "FedPSA",
-        "fed_ogd": "Fed-OGD",
-        "fedcompass": "FedCompass",
-    }
     summaries = {name: presets.load(name).summary for name in PAPERS}
     for name, summary in summaries.items():
         paper, what = name.split("/")
-        assert summary.startswith((f"{known[paper]} Table", f"{known[paper]} Figure")), summary
+        assert summary.startswith((f"{TITLES[paper]} Table", f"{TITLES[paper]} Figure")), summary
         if what.startswith(("table", "fig")):  # Table 2 in its name, Table 2 in its summary
             number = what.removeprefix("table").removeprefix("fig")[0]
             assert number in summary.split(",")[0].split(";")[0], summary
@@ -116,10 +109,8 @@ def test_the_reference_of_times_is_the_papers():
         if name.startswith("fedcompass/"):  # Table 3 uses the ratio of the other tables as its reference
             assert preset.reference == ("fedcompass-q0.2" if "table3" in name else "fedcompass")
             assert preset.reference in preset.methods
-            reference, fedcompass = (
-                preset.methods[preset.reference],
-                presets.load("fedcompass/table1-mnist-class-m5-homo").methods["fedcompass"],
-            )
+            fedcompass = presets.load("fedcompass/table1-mnist-class-m5-homo").methods["fedcompass"]
+            reference = preset.methods[preset.reference]
             assert reference.q_min / reference.q_max == fedcompass.q_min / fedcompass.q_max, name
         elif "fig4" in name:  # a grid search has no FedAvg, so the paper's choice is the reference
             assert preset.methods[preset.reference] == preset.experiment.strategy
@@ -192,5 +183,5 @@ def test_a_quick_preset_of_each_data_set_runs_on_the_real_files(data):
 
 
 def test_all_papers_have_presets_and_all_data_sets_have_shapes():
-    assert {name.split("/")[0] for name in PAPERS} == set(NAMES) <= set(REGISTRY)
+    assert {name.split("/")[0] for name in PAPERS} == set(TITLES) <= set(REGISTRY)
     assert set(presets_by_data(PAPERS)) == set(SHAPES)  # presets on other data would not be run

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 from offbeat.core.errors import DataError
 from offbeat.core.protocol import LocalWork
 from offbeat.scenario.availability import (
-    AVAILABILITY,
     NEVER,
     Always,
     Churn,
@@ -26,7 +25,6 @@ from offbeat.scenario.availability import (
 )
 from offbeat.scenario.delays import ConstantDelays
 from offbeat.scenario.example_counts import ExampleCounts
-from offbeat.scenario.scenario_settings import summaries
 from offbeat.scenario.simulated_world import SimulatedWorld
 from scenario import messages
 
@@ -126,10 +124,6 @@ def test_recorded_presence(tmp_path: Path) -> None:
     assert (law.next_available(0, 1, 0.0), law.next_available(0, 1, 40.0)) == (30.0, inf)
     with pytest.raises(DataError, match=messages.RECORDING_CLIENT):
         law.covers(range(3))
-
-
-def test_every_law_has_a_summary() -> None:
-    assert all(text.endswith((".", ").")) for text in summaries(AVAILABILITY).values())
 
 
 # ---------------------------------------------------------------- in the world

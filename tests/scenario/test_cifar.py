@@ -99,8 +99,3 @@ def test_a_pickle_of_python_2_is_read(tmp_path):
     # what Python 2 wrote: keys and values are byte strings (opcode U), not unicode
     (tmp_path / "old").write_bytes(b"\x80\x02}U\x01aU\x02\xff\x00s.")
     assert read_pickle(tmp_path / "old") == {b"a": b"\xff\x00"}
-
-
-def test_a_missing_archive_says_which_file_to_put_where(root):
-    with pytest.raises(DataError, match=messages.CIFAR_MISSING):
-        Cifar10().load()

@@ -9,7 +9,6 @@ import pytest
 
 from offbeat.core import draws
 from offbeat.scenario.delays import (
-    DELAYS,
     MIN_JITTER_FACTOR,
     Changing,
     ConstantDelays,
@@ -24,7 +23,6 @@ from offbeat.scenario.delays import (
     PerClient,
     Uniform,
 )
-from offbeat.scenario.scenario_settings import summaries
 
 LAWS: list[Delays] = [
     ConstantDelays(mean=7.0),
@@ -192,9 +190,3 @@ def test_mean_times_are_at_least_the_least() -> None:
         free, bound = ([law(mean=3.0, least=least).mean_of(1, client) for client in range(200)] for least in (0.0, 0.3))
         assert min(free) < 0.3 == min(bound)
         assert [max(m, 0.3) for m in free] == bound
-
-
-def test_every_law_has_a_summary() -> None:
-    drawn = {"constant", "uniform", "normal", "half_normal", "lognormal", "exponential", "long_tail", "groups"}
-    assert set(summaries(DELAYS)) == {*drawn, "devices", "per_client", "changing", "trace", "replayed"}
-    assert all(summaries(DELAYS).values())

@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import offbeat
-from offbeat.cli import list_command
 from offbeat.core.client_environment import JobTiming
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Failure, Job, Result
@@ -25,7 +24,6 @@ from offbeat.scenario.availability import Churn
 from offbeat.scenario.delays import Changing, ConstantDelays, Groups, Uniform
 from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.faults import (
-    FAULTS,
     Corrupted,
     Crash,
     DuplicateUpload,
@@ -37,7 +35,6 @@ from offbeat.scenario.faults import (
 )
 from offbeat.scenario.models import Mlp
 from offbeat.scenario.network import Bandwidth
-from offbeat.scenario.scenario_settings import summaries
 from offbeat.scenario.simulated_world import SimulatedWorld
 from offbeat.scenario.streaming import ClassIncremental
 from offbeat.workers.inline import Inline
@@ -126,14 +123,6 @@ def test_faults_of_the_content_are_made_between_worker_and_gate() -> None:
     assert failed == Failure(1, "no")
     assert isinstance(stray, Result)
     assert stray.local.tolist() == result().local.tolist()  # nobody's job is nobody's fault
-
-
-def test_the_registry_names_them_and_the_command_line_lists_them() -> None:
-    assert {cls.name: cls for cls in FAULTS.values()} == FAULTS
-    assert all(text.endswith(".") for text in summaries(FAULTS).values())
-    assert list(list_command.registry("faults")) == list(FAULTS)
-    assert "churn" in list_command.registry("availability")
-    assert "bandwidth" in list_command.registry("networks")
 
 
 # ---------------------------------------------------------------- in a run

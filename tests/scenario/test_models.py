@@ -32,7 +32,6 @@ from offbeat.scenario.models import (
     Vgg11,
 )
 from offbeat.scenario.models.convolutional import ASO_FED_FASHION, FEDCOMPASS_MNIST, FEDPSA_CIFAR, FEDPSA_MNIST
-from offbeat.scenario.scenario_settings import summaries
 from offbeat.training.client_data import ClientData
 from offbeat.training.sensitivity import Sensitivity
 from offbeat.training.trainer import Trainer, Training
@@ -308,7 +307,3 @@ def test_models_are_values() -> None:
     assert Cnn(hidden=[8]) == Cnn(hidden=(8,))  # type: ignore[arg-type]
     assert hash(Cnn(channels=(4,))) == hash(Cnn(channels=(4,)))
     assert TextCnn(widths=[2]) == TextCnn(widths=(2,))  # type: ignore[arg-type]
-
-
-def test_every_model_has_a_summary() -> None:
-    assert all(line and "\n" not in line for line in summaries(MODELS).values())

@@ -52,6 +52,7 @@ def test_there_may_be_more_clients_than_examples_and_they_differ() -> None:
     assert len({tuple(part.tolist()) for part in parts}) > 100
     again = Draws(size=3).split(labels(10), 1_000, seed=2)
     assert any(not torch.equal(a, b) for a, b in zip(parts, again, strict=True))
+    assert len(Draws(size=2).split(torch.rand(10), 5, seed=0)) == 5  # without alpha, labels do not matter
 
 
 def test_every_example_is_as_likely_as_any_other() -> None:

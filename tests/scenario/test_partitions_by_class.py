@@ -28,7 +28,8 @@ from offbeat.scenario.partition import (
 )
 
 WHOLE: list[Partition] = [  # these leave nobody's example over
-    Iid(), Dirichlet(alpha=1.0, min_examples=1), DirichletEqual(), DirichletEqual(alpha=5.0),
+    Iid(), *(Dirichlet(alpha=alpha, min_examples=1) for alpha in (0.5, 1.0, 100.0)),
+    DirichletEqual(), DirichletEqual(alpha=5.0),
     DualDirichlet(classes=5.0, min_examples=1),
     ClassSubsets(fewest=2, most=4), Pieces(sizes=(1, 2, 3, 4)), Disjoint(), Natural(),
 ]  # fmt: skip
@@ -73,11 +74,48 @@ def test_every_partition_is_tried() -> None:
         cls()  # all settings have a default
 
 
-@pytest.mark.parametrize("partition", [DirichletEqual(), DualDirichlet(), ClassSubsets(), MainClass(), Pieces()])
+@pytest.mark.parametrize(
+    "partition", [Iid(), Dirichlet(), DirichletEqual(), DualDirichlet(), ClassSubsets(), MainClass(), Pieces()]
+)
 def test_another_seed_is_another_partition(partition: Partition) -> None:
     y = labels(1000, classes=10)
     one, two = (torch.cat(partition.split(y, 10, seed)).tolist() for seed in (1, 2))
     assert one != two
+
+
+# ---------------------------------------------------------------- at random, and Dirichlet
+
+
+def test_iid_parts_differ_by_at_most_one_example() -> None:
+    # 23 = 3 * 5 + 2 * 4
+    assert sorted(len(p) for p in Iid().split(labels(23), 5, seed=1)) == [4, 4, 5, 5, 5]
+
+
+def spread(alpha: float) -> float:
+    """Mean over clients of the share of a client's commonest class: 0.1 without skew, 1 with one class each."""
+    y = labels(5000, classes=10)
+    parts = Dirichlet(alpha=alpha, min_examples=1).split(y, 10, seed=3)
+    return sum(torch.bincount(y[p]).max().item() / len(p) for p in parts) / len(parts)
+
+
+def test_a_smaller_alpha_skews_the_labels_more() -> None:
+    assert spread(0.05) > spread(0.5) > spread(5.0) > spread(1000.0) > 0.1
+    assert spread(1000.0) < 0.13
+
+
+def test_every_client_gets_its_minimum() -> None:
+    for seed in range(5):
+        assert min(len(p) for p in Dirichlet(alpha=0.1, min_examples=10).split(labels(1000, classes=10), 8, seed)) >= 10
+
+
+def test_shares_follow_the_dirichlet_law() -> None:
+    # a client's share of a class has mean 1/4 and variance (1/4)(3/4)/(4 alpha + 1) = 0.0625 at alpha = 0.5;
+    # 100 classes * 4 clients: the standard error of the estimate is about 0.004
+    y = torch.arange(100_000) % 100
+    parts = Dirichlet(alpha=0.5).split(y, 4, seed=1)
+    shares = torch.stack([torch.bincount(y[p], minlength=100) / 1000 for p in parts]).double()
+    assert shares.mean().item() == pytest.approx(0.25)
+    assert shares.sub(0.25).square().mean().item() == pytest.approx(0.0625, abs=0.015)
 
 
 # ---------------------------------------------------------------- Dirichlet, equal sizes (OrthoFL)

@@ -13,6 +13,8 @@ from offbeat.scenario.data.texts import TwentyNews
 
 # name -> (training, test, input shape, outputs, natural owners)
 PUBLISHED = {
+    "mnist": (60000, 10000, (1, 28, 28), 10, 0),
+    "fashion-mnist": (60000, 10000, (1, 28, 28), 10, 0),
     "cifar10": (50000, 10000, (3, 32, 32), 10, 0),
     "tiny-imagenet": (10000, 1000, (3, 64, 64), 20, 0),  # 500 and 50 a class; 20 of the 200 classes are at hand
     "uci-har": (7352, 2947, (9, 128), 6, 21),
@@ -39,6 +41,8 @@ def test_the_published_files_have_their_published_counts(name):
     train, test, shape, outputs, groups = PUBLISHED[name]
     assert (len(data.x_train), len(data.x_test), data.input_shape) == (train, test, shape)
     assert (data.outputs, data.num_groups) == (outputs, groups)
+    if name.endswith("mnist"):
+        assert data.y_train.bincount(minlength=10).min() >= 5421  # the rarest digit of MNIST, a five
     if name == "cifar10":
         assert data.y_train.bincount().tolist() == [5000] * 10
         assert data.x_train.mean((0, 2, 3)).abs().max() < 1e-3

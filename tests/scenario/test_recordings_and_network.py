@@ -18,8 +18,7 @@ from offbeat.core.strategy_contract import contract_of
 from offbeat.scenario import network, recordings
 from offbeat.scenario.delays import Changing, ConstantDelays, RecordedDelays
 from offbeat.scenario.example_counts import ExampleCounts
-from offbeat.scenario.network import NETWORKS, Bandwidth, Instant, Offset, Payload
-from offbeat.scenario.scenario_settings import summaries
+from offbeat.scenario.network import Bandwidth, Instant, Offset, Payload
 from offbeat.scenario.simulated_world import SimulatedWorld
 from scenario import messages
 
@@ -176,7 +175,3 @@ def test_large_draws_are_slow_as_with_delays() -> None:
     assert all(5 < law.mbps(0, client) < 50 for client in range(100))
     assert law.transfer(0, 0, 10**6, 0.0, up=True) > law.transfer(0, 0, 10**6, 0.0, up=False)
     assert Instant().transfer(0, 0, 10**9, 0.0, up=True) == 0
-
-
-def test_every_network_has_a_summary() -> None:
-    assert all(summaries(NETWORKS).values())

@@ -12,7 +12,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import offbeat
-from offbeat.cli import list_command
 from offbeat.core import draws
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.jobs import Job
@@ -29,9 +28,8 @@ from offbeat.scenario.delays import ConstantDelays
 from offbeat.scenario.example_counts import ExampleCounts
 from offbeat.scenario.models import Mlp
 from offbeat.scenario.partition import Iid
-from offbeat.scenario.scenario_settings import summaries
 from offbeat.scenario.simulated_world import SimulatedWorld
-from offbeat.scenario.streaming import STREAMS, ClassIncremental, Drifting, Growing, Static
+from offbeat.scenario.streaming import ClassIncremental, Drifting, Growing, Static
 from scenario import messages
 
 HALF = Growing(start=0.5, rate=0.125)  # of 8 examples: 4, then one more each round
@@ -135,15 +133,6 @@ def test_examples_arrive_in_random_order_each_once(client: int, seed: int) -> No
     assert order.tolist() != rows.tolist()
     assert order.tolist() == Growing().order(seed, client, rows).tolist()
     assert order.tolist() != Growing().order(seed, client + 1, rows).tolist()
-
-
-def test_the_registry_names_them_and_says_what_they_are() -> None:
-    assert (
-        list(STREAMS)
-        == list(list_command.registry("streams"))
-        == ["static", "growing", "drifting", "class_incremental"]
-    )
-    assert all(text.endswith(".") for text in summaries(STREAMS).values())
 
 
 # ---------------------------------------------------------------- which classes come first
