@@ -30,6 +30,9 @@ NO_FOLDER = "is not a folder"
 NEAREST_MISSING = r"aq\.csv is missing; similar data could be used instead, but PRSA\.csv is missing"
 NO_NEAREST = "names no similar real data"
 DAMAGED = "is damaged"
+STAND_IN_VERDICT = (
+    "**Verdict: not comparable** (STAND-IN, quick): the data differs from the paper's: STAND-IN for mnist"
+)
 NO_LAYER = "no hidden layer: name a layer"
 UNKNOWN_WEIGHT = "unknown weight 'conv'"
 

@@ -26,6 +26,20 @@ from offbeat.scenario.data.air_quality import BeijingAir, KddAir
 from papers import messages
 
 
+def edit_manifest(store, change):
+    """Apply a function to the manifest of the small setting."""
+    path = store / SMALL.folder / MANIFEST
+    manifest = json.loads(path.read_text())
+    change(manifest)
+    path.write_text(json.dumps(manifest))
+
+
+def damage_run(store):
+    """Append a byte to the model of a run."""
+    with open(store / SMALL.folder / "orthofl-seed0" / "model.safetensors", "ab") as file:
+        file.write(b"x")
+
+
 def contents(store):
     return {(e["strategy"], e["seed"]): run.complete for _, c in store.comparisons().items() for e, run in c.entries()}
 
@@ -33,37 +47,27 @@ def contents(store):
 def test_adding_runs_leaves_existing_runs_unchanged(store):
     store.add_runs(SMALL, [("orthofl", 1)])
     before = (store.path / SMALL.folder / "orthofl-seed1" / "world.json").stat().st_mtime_ns
-    comparison = store.add_runs(SMALL, [("fedasync", 0), ("orthofl", 0), ("orthofl", 1)])
-    assert [(e["strategy"], e["seed"]) for e in comparison.layout()] == [
-        ("fedasync", 0),
-        ("orthofl", 0),
-        ("orthofl", 1),
-    ]
+    runs_of_both = [("fedasync", 0), ("orthofl", 0), ("orthofl", 1)]
+    comparison = store.add_runs(SMALL, runs_of_both)
+    assert [(e["strategy"], e["seed"]) for e in comparison.layout()] == runs_of_both
     assert (store.path / SMALL.folder / "orthofl-seed1" / "world.json").stat().st_mtime_ns == before
     assert list(store.comparisons()) == [SMALL]
 
 
 def test_times_have_the_papers_size_if_runs_end_at_the_target():
     """FedCompass's Table 1: times to 90 % within 4500 s."""
-    exp = "fedcompass/table1-mnist-class-m5-exp"
     time, best = relative_time("90 %", "FedCompass").key, ACCURACY.key
-    assert PaperSetting(exp).has_paper_size(time)
-    assert PaperSetting(exp).has_paper_size(best)
-    assert PaperSetting(exp, until="acc=0.9").has_paper_size(time)
-    assert not PaperSetting(exp, until="acc=0.9").has_paper_size(best)
-    assert not PaperSetting(exp, until="acc=0.8").has_paper_size(time)
-    assert not PaperSetting(exp, until="acc=0.9,600s").has_paper_size(time)
-    assert not PaperSetting(exp, "quick", until="acc=0.9").has_paper_size(time)
+    ends = {None: (True, True), "acc=0.9": (True, False), "acc=0.8": (False, False), "acc=0.9,600s": (False, False)}
+    for until, expected in ends.items():
+        setting = PaperSetting("fedcompass/table1-mnist-class-m5-exp", until=until)
+        assert (setting.has_paper_size(time), setting.has_paper_size(best)) == expected
+        assert not replace(setting, scale="quick").has_paper_size(time)
 
 
 def test_equal_ends_make_equal_settings():
-    small = "orthofl/motivation-30"  # ends after 600 s at the quick scale
-    assert (
-        PaperSetting(small, "quick", "20")
-        == PaperSetting(small, "quick", " 20.0s,")
-        == PaperSetting(small, "quick", "20s")
-    )
-    assert PaperSetting(small, "quick", "10m") == PaperSetting(small, "quick")
+    small = PaperSetting("orthofl/motivation-30", "quick")  # ends after 600 s
+    assert len({replace(small, until=until) for until in ("20", " 20.0s,", "20s")}) == 1
+    assert replace(small, until="10m") == small
     timed = PaperSetting("fedcompass/table1-mnist-class-m5-exp", until="acc=0.9")
     assert timed.until == "acc=0.9"
     assert identify_run(timed.load().experiment).setting == timed
@@ -120,19 +124,12 @@ def test_imported_seeds_extend_a_comparison(store, elsewhere):
     store.add_runs(SMALL, [("fedasync", 7)])
     report = import_runs(store, elsewhere)
     assert len(report.copied) == 3
-    assert contents(store) == {
-        ("fedasync", 0): True,
-        ("fedasync", 1): True,
-        ("fedasync", 7): False,
-        ("orthofl", 0): True,
-    }
+    imported = {("fedasync", 0): True, ("fedasync", 1): True, ("orthofl", 0): True}
+    assert contents(store) == {**imported, ("fedasync", 7): False}
 
 
 def test_runs_of_a_plain_comparison_are_imported(store, elsewhere):
-    path = elsewhere / SMALL.folder / MANIFEST
-    plain = json.loads(path.read_text())
-    del plain["reproduces"]
-    path.write_text(json.dumps(plain))
+    edit_manifest(elsewhere, lambda manifest: manifest.pop("reproduces"))
     assert len(import_runs(store, elsewhere).copied) == 4
 
 
@@ -141,8 +138,7 @@ def test_a_different_result_of_the_same_run_is_reported_and_not_imported(store, 
     one = runs.Run(store.path / SMALL.folder / "orthofl-seed0")
     digest = one.digest()
     shutil.rmtree(elsewhere / SMALL.folder / "orthofl-seed0")
-    preset = SMALL.load()
-    again = runs.create_run(elsewhere / "again", replace(preset.with_strategy("orthofl"), seed=0))
+    again = runs.create_run(elsewhere / "again", replace(SMALL.load().with_strategy("orthofl"), seed=0))
     runs.execute_run(again, worker="batched")
     report = import_runs(store, elsewhere)
     assert one.digest() == digest
@@ -186,8 +182,7 @@ def test_a_run_that_cannot_be_copied_does_not_stop_the_import(store, elsewhere):
 
 
 def test_a_damaged_run_is_skipped(store, elsewhere):
-    with open(elsewhere / SMALL.folder / "orthofl-seed0" / "model.safetensors", "ab") as file:
-        file.write(b"x")
+    damage_run(elsewhere)
     report = import_runs(store, elsewhere)
     assert len(report.copied) == 3
     assert "model.safetensors" in report.skipped[0]
@@ -242,9 +237,8 @@ def test_damaged_data_is_reported_and_not_replaced(monkeypatch):
 
 
 def test_the_quick_scale_uses_a_stand_in_if_similar_data_is_missing_too(monkeypatch):
-    fail_loading(
-        monkeypatch, {KddAir: MissingData("aq.csv is missing"), BeijingAir: MissingData("PRSA.csv is missing")}
-    )
+    missing = {KddAir: MissingData("aq.csv is missing"), BeijingAir: MissingData("PRSA.csv is missing")}
+    fail_loading(monkeypatch, missing)
     with pytest.raises(MissingData, match=messages.NEAREST_MISSING):
         choose_setting("aso_fed/air-quality", "paper")
     made = PaperSetting("aso_fed/air-quality", "quick", stand_in=True)
@@ -268,59 +262,42 @@ def test_runs_on_similar_data_are_identified():
 
 
 def test_a_manifest_with_similar_data_that_the_preset_does_not_name_is_rejected(elsewhere):
-    path = elsewhere / SMALL.folder / MANIFEST
-    plain = json.loads(path.read_text())
-    plain["reproduces"] = {"preset": SMALL.preset, "scale": "quick", "nearest": True}
-    path.write_text(json.dumps(plain))
+    setting = {"preset": SMALL.preset, "scale": "quick", "nearest": True}
+    edit_manifest(elsewhere, lambda manifest: manifest.update(reproduces=setting))
     with pytest.raises(RunError, match=messages.NO_NEAREST):
         ReproductionStore(elsewhere).comparisons()
 
 
-def swap_folders(store, first, second):
-    """Edit a manifest so that it exchanges the folders of two runs."""
-    path = store / SMALL.folder / MANIFEST
-    plain = json.loads(path.read_text())
-    folders = {e["folder"]: e for e in plain["runs"]}
-    folders[first]["folder"], folders[second]["folder"] = second, first
-    path.write_text(json.dumps(plain))
-
-
-def measured_entry(store):
-    return next(
-        one
-        for one in evaluate_entries(find_entries("orthofl")[0].entries, ReproductionStore(store))
-        if isinstance(one, MeasuredEntry)
-    )
+def measured_entries(store):
+    results = evaluate_entries(find_entries("orthofl")[0].entries, ReproductionStore(store))
+    return [result for result in results if isinstance(result, MeasuredEntry)]
 
 
 def test_the_experiment_file_of_a_run_must_confirm_the_manifest(elsewhere):
-    swap_folders(elsewhere, "orthofl-seed0", "fedasync-seed0")
-    stored = measured_entry(elsewhere).runs
+    def exchange_folders(manifest):
+        folders = {entry["folder"]: entry for entry in manifest["runs"]}
+        folders["orthofl-seed0"]["folder"], folders["fedasync-seed0"]["folder"] = "fedasync-seed0", "orthofl-seed0"
+
+    edit_manifest(elsewhere, exchange_folders)
+    stored = measured_entries(elsewhere)[0].runs
     assert {method: list(given) for method, given in stored.summaries.items()} == {"fedasync": [1], "orthofl": [1]}
     assert "orthofl-seed0: it is not fedasync, seed 0, of the current orthofl/motivation-30, quick" in stored.skipped[0]
     assert "strategy was orthofl, is fedasync now" in stored.skipped[0]
 
 
 def test_synthetic_data_is_never_shown_as_real(elsewhere):
-    path = elsewhere / SMALL.folder / MANIFEST
-    plain = json.loads(path.read_text())
-    del plain["reproduces"]["stand_in"]
-    path.write_text(json.dumps(plain))
-    assert all(
-        not isinstance(one, MeasuredEntry)
-        for one in evaluate_entries(find_entries("orthofl")[0].entries, ReproductionStore(elsewhere))
-    )
+    edit_manifest(elsewhere, lambda manifest: manifest["reproduces"].pop("stand_in"))
+    assert measured_entries(elsewhere) == []
 
 
 def test_a_page_excludes_damaged_runs_and_says_so(elsewhere, tmp_path):
-    with open(elsewhere / SMALL.folder / "orthofl-seed0" / "model.safetensors", "ab") as file:
-        file.write(b"x")
+    damage_run(elsewhere)
     paper, _ = find_entries("orthofl")
     results = evaluate_entries(paper.entries, ReproductionStore(elsewhere))
     text = paper_page.write_page(paper, results, tmp_path / "pages")[0].read_text()
     assert "- Excluded: 1 run that is damaged or differs from the current preset" in text
     assert "3 runs and their digests" in text
-    assert "model.safetensors" in measured_entry(elsewhere).runs.skipped[0]
+    assert "model.safetensors" in measured_entries(elsewhere)[0].runs.skipped[0]
 
 
 def test_values_have_the_papers_unit(computed):
@@ -357,9 +334,7 @@ def test_a_page_marks_synthetic_data_and_lists_digests(computed, tmp_path):
     folded = [line for line in text.splitlines() if line.startswith("<details>")]
     assert folded
     assert all("STAND-IN" in line for line in folded)
-    assert (
-        "**Verdict: not comparable** (STAND-IN, quick): the data differs from the paper's: STAND-IN for mnist" in text
-    )
+    assert messages.STAND_IN_VERDICT in text
     for _, run in ReproductionStore(computed).comparisons()[SMALL].entries():
         assert run.digest()[:16] in text
     assert "offbeat reproduce orthofl/motivation-30 --scale quick --seeds 2 --until 20s" in text

@@ -253,16 +253,20 @@ TCGA_SPLIT_ROWS = [
     ("P2,train,train_6", "'train_6' of P2 is out of range"),
 ]
 IXI_LABEL = r"voxels must be 1 \(brain\) or 0"
+# address, published checksum, reason
 DOWNLOADS = [
-    ("/gone", "0" * 32, "answers 404"),
-    ("/short", "0" * 32, "IncompleteRead|3 of 5 bytes arrived"),
-    ("/whole", "0" * 32, "the download has MD5 5d41402abc4b2a76b9719d911017c592"),  # the MD5 of "hello"
+    ("{address}/gone", "0" * 32, "answers 404"),
+    ("{address}/short", "0" * 32, "IncompleteRead|3 of 5 bytes arrived"),
+    ("{address}/whole", "0" * 32, "the download has MD5 5d41402abc4b2a76b9719d911017c592"),  # the MD5 of "hello"
+    ("{address}/whole", "0" * 64, "the download has SHA256 2cf24dba.*, the published file has 0{64}"),
+    ("{address}/whole", None, "it is not downloaded automatically"),
+    ("http://127.0.0.1:9/file", "0" * 32, "download failed: http://127.0.0.1:9/file: Connection refused"),
+    ("file:///etc/passwd", "0" * 32, "only http and https"),
 ]
-NO_CHECKSUM = r"set/file is missing: put the file there.*it is not downloaded automatically"
+SHA256_DIFFERS = "set/file is damaged: its SHA256 is 2cf24dba.*, the published file has 0{64}"
 DOWNLOAD_TOO_LARGE = "more than 4 bytes arrive"
 MISSING = "is missing"
 DOWNLOAD_FORBIDDEN = "OFFBEAT_DOWNLOAD forbids downloads"
-DOWNLOAD_PROTOCOL = "only http and https"
 ARCHIVE_DAMAGED = r"all.tar.gz is damaged: its MD5 is"
 ARCHIVE_OTHER = r"was unpacked and .*a.txt is still missing: it is not the published archive"
 ARCHIVE_FOLDER = r"inner/b.txt is missing, .*: remove .*set/inner so that it can be unpacked"
