@@ -66,15 +66,9 @@ def one_thread() -> Iterator[None]:
 def inputs(name: str, count: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(3)
     shape = (count, *SMALL[name][1])
-    return (
-        torch.randint(0, 20, shape, generator=generator)
-        if name == "textcnn"
-        else torch.randn(shape, generator=generator)
-    )
-
-
-def size(model: Model, shape: tuple[int, ...], outputs: int) -> int:
-    return Layout.of(model.build(shape, outputs, seed=1)).num_params
+    if name == "textcnn":
+        return torch.randint(0, 20, shape, generator=generator)
+    return torch.randn(shape, generator=generator)
 
 
 def test_every_model_is_tried() -> None:
@@ -140,44 +134,6 @@ def batch_norms(*widths: int) -> int:
     return sum(2 * width for width in widths)
 
 
-def test_sizes_of_the_small_ones_by_hand() -> None:
-    assert size(Linear(), (1, 8, 8), 10) == 64 * 10 + 10
-    assert size(Mlp(), (1, 8, 8), 10) == 64 * 64 + 64 + 64 * 10 + 10
-    # two poolings leave 2×2
-    assert size(Cnn(), (1, 8, 8), 10) == (16 * 9 + 16) + (32 * 16 * 9 + 32) + (32 * 4 * 10 + 10)
-
-
-def test_lenet5_has_the_44_thousand_of_orthofl() -> None:
-    # 28 - 4 = 24, pooled 12, - 4 = 8, pooled 4: 16 * 4 * 4 = 256 values reach the dense layers
-    weights = 6 * 25 + 16 * 6 * 25 + 256 * 120 + 120 * 84 + 84 * 10
-    assert size(LeNet5(), (1, 28, 28), 10) == weights == 44_190
-    assert size(LeNet5(bias=True), (1, 28, 28), 10) == weights + 6 + 16 + 120 + 84 + 10
-
-
-def test_fedcompass_cnn_has_its_582026_parameters() -> None:
-    # Table 8: 832 + 51,264 + 524,800 + 5,130
-    assert size(FEDCOMPASS_MNIST, (1, 28, 28), 10) == 832 + 51_264 + 524_800 + 5_130 == 582_026
-
-
-def test_the_two_cnns_of_fedpsa() -> None:
-    # padded: 28 -> 14 -> 7; 64 * 49 = 3136 -> 512 -> 10
-    assert size(FEDPSA_MNIST, (1, 28, 28), 10) == 832 + 51_264 + (3136 * 512 + 512) + 5130
-    # not padded: 32 -> 28 -> 14 -> 10 -> 5; 64 * 25 = 1600 -> 384 -> 192 -> 10
-    by_hand = (64 * 75 + 64) + (64 * 64 * 25 + 64) + (1600 * 384 + 384) + (384 * 192 + 192) + (192 * 10 + 10)
-    assert size(FEDPSA_CIFAR, (3, 32, 32), 10) == by_hand
-
-
-def test_aso_feds_cnn_pools_once() -> None:
-    # 14×14 pixels of 32 channels reach the last layer
-    assert size(ASO_FED_FASHION, (1, 28, 28), 10) == (16 * 9 + 16) + (32 * 16 * 9 + 32) + (32 * 196 * 10 + 10)
-
-
-def test_vgg11_has_9_2_million() -> None:
-    pairs = [(3, 64), (64, 128), (128, 256), (256, 256), (256, 512), (512, 512), (512, 512), (512, 512)]
-    by_hand = sum(9 * a * b for a, b in pairs) + batch_norms(*(b for _, b in pairs)) + 512 * 10
-    assert size(Vgg11(), (3, 32, 32), 10) == by_hand == 9_228_352
-
-
 def residual_stages(blocks: tuple[int, ...]) -> int:
     total, before = 0, 64
     for width, count in zip((64, 128, 256, 512), blocks, strict=True):
@@ -188,12 +144,72 @@ def residual_stages(blocks: tuple[int, ...]) -> int:
     return total
 
 
-def test_resnets_with_a_small_stem() -> None:
-    stem = 27 * 64 + batch_norms(64)
-    # FedCompass, Table 10: the stem, eight blocks, the last layer
-    printed = 1728 + 128 + 73_984 + 73_984 + 230_144 + 295_424 + 919_040 + 1_180_672 + 3_673_088 + 4_720_640 + 5130
-    assert size(ResNet(), (3, 32, 32), 10) == stem + residual_stages((2, 2, 2, 2)) + 5130 == printed
-    assert size(ResNet(depth=34), (3, 64, 64), 200) == stem + residual_stages((3, 4, 6, 3)) + 512 * 200 + 200
+def inverted(stages: tuple[tuple[int, ...], ...], squeezed: bool) -> int:
+    total, before = 0, 32
+    for expansion, width, blocks, kernel in stages:
+        for _ in range(blocks):
+            wide = before * expansion
+            total += (before * wide + batch_norms(wide)) if expansion > 1 else 0
+            total += wide * kernel**2 + batch_norms(wide) + wide * width + batch_norms(width)
+            total += 2 * wide * (before // 4) + before // 4 + wide if squeezed else 0
+            before = width
+    return total + 27 * 32 + batch_norms(32) + 320 * 1280 + batch_norms(1280)  # with stem and head
+
+
+# 28 - 4 = 24, pooled 12, - 4 = 8, pooled 4: 16 * 4 * 4 = 256 values reach the dense layers
+LENET = 6 * 25 + 16 * 6 * 25 + 256 * 120 + 120 * 84 + 84 * 10
+VGG = [(3, 64), (64, 128), (128, 256), (256, 256), (256, 512), (512, 512), (512, 512), (512, 512)]
+RESNET_STEM = 27 * 64 + batch_norms(64)
+# FedCompass, Table 10: the stem, eight blocks, the last layer
+FEDCOMPASS_RESNET = (1728, 128, 73_984, 73_984, 230_144, 295_424, 919_040, 1_180_672, 3_673_088, 4_720_640, 5130)
+MOBILENET = ((1, 16, 1, 3), (6, 24, 2, 3), (6, 32, 3, 3), (6, 64, 4, 3), (6, 96, 3, 3), (6, 160, 3, 3), (6, 320, 1, 3))
+EFFICIENTNET = (
+    (1, 16, 1, 3), (6, 24, 2, 3), (6, 40, 2, 5), (6, 80, 3, 3), (6, 112, 3, 5), (6, 192, 4, 5), (6, 320, 1, 3),
+)  # fmt: skip
+# 1 -> 8 -> 16; 16 -> 16 -> 32; 32 -> 32 -> 64; (64 + 32) -> 32 -> 32; (32 + 16) -> 16 -> 16; 16 -> 2
+UNET = [(1, 8), (8, 16), (16, 16), (16, 32), (32, 32), (32, 64), (96, 32), (32, 32), (48, 16), (16, 16)]
+FIRST_BIAS, SLOPES, LAST_LAYER = 8, len(UNET), 16 * 2 + 2
+
+# model, shape of its inputs, outputs, parameters by hand, parameters as the papers print them
+SIZES: list[tuple[Model, tuple[int, ...], int, int, int | None]] = [
+    (Linear(), (1, 8, 8), 10, 64 * 10 + 10, None),
+    (Mlp(), (1, 8, 8), 10, 64 * 64 + 64 + 64 * 10 + 10, None),
+    # two poolings leave 2×2
+    (Cnn(), (1, 8, 8), 10, (16 * 9 + 16) + (32 * 16 * 9 + 32) + (32 * 4 * 10 + 10), None),
+    (LeNet5(), (1, 28, 28), 10, LENET, 44_190),  # OrthoFL: 44 thousand
+    (LeNet5(bias=True), (1, 28, 28), 10, LENET + 6 + 16 + 120 + 84 + 10, None),
+    (FEDCOMPASS_MNIST, (1, 28, 28), 10, 832 + 51_264 + 524_800 + 5_130, 582_026),  # Table 8
+    # padded: 28 -> 14 -> 7; 64 * 49 = 3136 -> 512 -> 10
+    (FEDPSA_MNIST, (1, 28, 28), 10, 832 + 51_264 + (3136 * 512 + 512) + 5130, None),
+    # not padded: 32 -> 28 -> 14 -> 10 -> 5; 64 * 25 = 1600 -> 384 -> 192 -> 10
+    (
+        FEDPSA_CIFAR, (3, 32, 32), 10,
+        (64 * 75 + 64) + (64 * 64 * 25 + 64) + (1600 * 384 + 384) + (384 * 192 + 192) + (192 * 10 + 10), None,
+    ),
+    # pooled once: 14×14 pixels of 32 channels reach the last layer
+    (ASO_FED_FASHION, (1, 28, 28), 10, (16 * 9 + 16) + (32 * 16 * 9 + 32) + (32 * 196 * 10 + 10), None),
+    (Vgg11(), (3, 32, 32), 10, sum(9 * a * b for a, b in VGG) + batch_norms(*(b for _, b in VGG)) + 5120, 9_228_352),
+    (ResNet(), (3, 32, 32), 10, RESNET_STEM + residual_stages((2, 2, 2, 2)) + 5130, sum(FEDCOMPASS_RESNET)),
+    (ResNet(depth=34), (3, 64, 64), 200, RESNET_STEM + residual_stages((3, 4, 6, 3)) + 512 * 200 + 200, None),
+    # published: 3,504,872 for 1000 classes, 1281 a class
+    (MobileNetV2(), (3, 32, 32), 100, inverted(MOBILENET, squeezed=False) + 128_100, 3_504_872 - 900 * 1281),
+    (EfficientNet(), (3, 64, 64), 1000, inverted(EFFICIENTNET, squeezed=True) + 1280 * 1000 + 1000, 5_288_548),
+    # words, then filters over 3, 4 and 5 of them, then 300 answers to 4 classes
+    (TextCnn(), (40,), 4, 20_000 * 100 + (3 + 4 + 5) * 100 * 100 + 300 + 300 * 4 + 4, None),
+    # four gates, each on 11 features and 64 states, with torch's two biases
+    (Lstm(), (48, 11), 6, 4 * 64 * (11 + 64 + 2) + 64 * 6 + 6, None),
+    (Lstm(), (225,), 51, 4 * 64 * (225 + 64 + 2) + 64 * 51 + 51, None),
+    (
+        UNet3d(), (1, 48, 60, 48), 2,
+        sum(27 * a * b for a, b in UNET) + batch_norms(*(b for _, b in UNET[1:])) + FIRST_BIAS + SLOPES + LAST_LAYER,
+        None,
+    ),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("model", "shape", "outputs", "by_hand", "printed"), SIZES)
+def test_sizes_are_those_worked_by_hand_and_printed(model, shape, outputs, by_hand, printed) -> None:
+    assert Layout.of(model.build(shape, outputs, seed=1)).num_params == by_hand == (printed or by_hand)
 
 
 @pytest.mark.parametrize(("width", "params", "travelling"), [(32, 1_182_496, 1_186_417), (10, 117_410, 118_647)])
@@ -208,57 +224,6 @@ def test_the_119_thousand_printed_for_har_are_a_tenth_of_the_papers_code(
     # 17 BatchNorms: a mean and a variance a channel, and a counter each
     assert (layout.num_params, layout.size) == (params, params + 2 * (width + 4 * sum(widths)) + 17)
     assert layout.size == travelling
-
-
-def inverted(stages: tuple[tuple[int, ...], ...], squeezed: bool) -> int:
-    total, before = 0, 32
-    for expansion, width, blocks, kernel in stages:
-        for _ in range(blocks):
-            wide = before * expansion
-            total += (before * wide + batch_norms(wide)) if expansion > 1 else 0
-            total += wide * kernel**2 + batch_norms(wide) + wide * width + batch_norms(width)
-            total += 2 * wide * (before // 4) + before // 4 + wide if squeezed else 0
-            before = width
-    return total
-
-
-def test_mobilenetv2_has_2_4_million_for_100_classes() -> None:
-    stages = ((1, 16, 1, 3), (6, 24, 2, 3), (6, 32, 3, 3), (6, 64, 4, 3), (6, 96, 3, 3), (6, 160, 3, 3), (6, 320, 1, 3))
-    ends = 27 * 32 + batch_norms(32) + 320 * 1280 + batch_norms(1280)
-    # published: 3,504,872 for 1000 classes, 1281 a class
-    assert ends + inverted(stages, squeezed=False) == 3_504_872 - 1_281_000
-    assert size(MobileNetV2(), (3, 32, 32), 100) == 3_504_872 - 900 * 1281 == 2_351_972
-
-
-def test_efficientnet_has_the_published_5288548() -> None:
-    stages = (
-        (1, 16, 1, 3),
-        (6, 24, 2, 3),
-        (6, 40, 2, 5),
-        (6, 80, 3, 3),
-        (6, 112, 3, 5),
-        (6, 192, 4, 5),
-        (6, 320, 1, 3),
-    )
-    ends = 27 * 32 + batch_norms(32) + 320 * 1280 + batch_norms(1280)
-    by_hand = ends + inverted(stages, squeezed=True) + 1280 * 1000 + 1000
-    assert size(EfficientNet(), (3, 64, 64), 1000) == by_hand == 5_288_548
-
-
-def test_sequence_models_by_hand() -> None:
-    # words, then filters over 3, 4 and 5 of them, then 300 answers to 4 classes
-    assert size(TextCnn(), (40,), 4) == 20_000 * 100 + (3 + 4 + 5) * 100 * 100 + 300 + 300 * 4 + 4
-    # four gates, each on 11 features and 64 states, with torch's two biases
-    assert size(Lstm(), (48, 11), 6) == 4 * 64 * (11 + 64 + 2) + 64 * 6 + 6
-    assert size(Lstm(), (225,), 51) == 4 * 64 * (225 + 64 + 2) + 64 * 51 + 51
-
-
-def test_the_3d_unet_is_flambys() -> None:
-    # 1 -> 8 -> 16; 16 -> 16 -> 32; 32 -> 32 -> 64; (64 + 32) -> 32 -> 32; (32 + 16) -> 16 -> 16; 16 -> 2
-    pairs = [(1, 8), (8, 16), (16, 16), (16, 32), (32, 32), (32, 64), (96, 32), (32, 32), (48, 16), (16, 16)]
-    first_bias, slopes, last = 8, len(pairs), 16 * 2 + 2
-    by_hand = sum(27 * a * b for a, b in pairs) + batch_norms(*(b for _, b in pairs[1:])) + first_bias + slopes + last
-    assert size(UNet3d(), (1, 48, 60, 48), 2) == by_hand
 
 
 # ---------------------------------------------------------------- what they do
