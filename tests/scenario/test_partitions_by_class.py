@@ -83,6 +83,46 @@ def test_another_seed_is_another_partition(partition: Partition) -> None:
     assert one != two
 
 
+# ---------------------------------------------------------------- counts worked out by hand
+
+
+def main_classes(main: int, others: int, classes: int, clients: int, per_client: int = 1) -> list[list[int]]:
+    """Return the counts of clients whose main classes follow each other, `per_client` of them each."""
+    rows = [{(per_client * i + k) % classes for k in range(per_client)} for i in range(clients)]
+    return [[main if c in row else others for c in range(classes)] for row in rows]
+
+
+EIGHTY = torch.tensor([0] * 20 + [1] * 20 + [2] * 40)
+NEWS = torch.tensor([0] * 30 + [1] * 40 + [2] * 40 + [3] * 40)
+# partition, labels, counts of each class for each client
+COUNTS: list[tuple[Partition, Tensor, list[list[int]]]] = [
+    (DirichletEqual(), torch.zeros(9, dtype=torch.int64), [[3], [3], [3]]),
+    # sizes -> 1/4 each, mixes -> the prior (20, 20, 40 of 80): each client gets a quarter of each class
+    (DualDirichlet(sizes=1e9, classes=1e9), EIGHTY, [[5, 5, 10]] * 4),
+    # three classes of 8 for two clients that hold all three, evenly
+    (ClassSubsets(fewest=3, most=3, deviation=0.0), labels(24, classes=3), [[4, 4, 4], [4, 4, 4]]),
+    # CIFAR-10: 50,000 / 50 = 1000; 950 of class i mod 10; 50 // 9 = 5 of the nine others
+    (MainClass(), labels(50_000, classes=10), main_classes(950, 5, 10, 50)),
+    # CIFAR-100: 50,000 / 50 = 1000; 800 // 2 = 400 of classes 2i and 2i + 1; 200 // 98 = 2 of the others
+    (MainClass(share=0.8), labels(50_000, classes=100), main_classes(400, 2, 100, 50, per_client=2)),
+    # Tiny-ImageNet: 100,000 / 50 = 2000; 1900 // 4 = 475; 100 // 196 = 0
+    (MainClass(), labels(100_000, classes=200), main_classes(475, 0, 200, 50, per_client=4)),
+    # the smallest class has 30: 30 * 4 // 8 = 15; 14 main, (15 - 14) // 3 = 0 others
+    (MainClass(), NEWS, main_classes(14, 0, 4, 8)),
+    # AG News: 13 clients have class 0, 37 another: 13 × 2185 + 37 × (115 // 3 = 38) = 29,811 of 30,000
+    (MainClass(main=1, size=2300), labels(120_000, classes=4), main_classes(2185, 38, 4, 50)),
+    # 12 examples each; share 1: 6 of two classes, client 2 has classes 4 and 0
+    (MainClass(share=1.0, main=2), labels(60), main_classes(6, 0, 5, 5, per_client=2)),
+    # five classes for two: three and two
+    (Disjoint(), labels(10), [[2, 2, 2, 0, 0], [0, 0, 0, 2, 2]]),
+]
+
+
+@pytest.mark.parametrize(("partition", "y", "counts"), COUNTS)
+def test_counts_are_those_worked_out_by_hand(partition: Partition, y: Tensor, counts: list[list[int]]) -> None:
+    assert table(partition, y, len(counts)) == counts
+
+
 # ---------------------------------------------------------------- at random, and Dirichlet
 
 
@@ -127,10 +167,6 @@ def test_clients_have_equal_sizes_however_skewed() -> None:
     assert sizes == [5, 5, 5, 4, 4]
 
 
-def test_with_one_class_every_client_has_it() -> None:
-    assert table(DirichletEqual(), torch.zeros(9, dtype=torch.int64), 3) == [[3], [3], [3]]
-
-
 def test_a_large_alpha_mixes_evenly_and_a_small_one_does_not() -> None:
     y = labels(5000, classes=10)
 
@@ -170,12 +206,6 @@ def test_no_random_number_decides_twice(monkeypatch) -> None:
 
 
 # ---------------------------------------------------------------- dual Dirichlet (FedCompass, Algorithm 5)
-
-
-def test_large_concentrations_give_equal_clients() -> None:
-    # sizes -> 1/4 each, mixes -> the prior (20, 20, 40 of 80): each client gets a quarter of each class
-    y = torch.tensor([0] * 20 + [1] * 20 + [2] * 40)
-    assert table(DualDirichlet(sizes=1e9, classes=1e9), y, 4) == [[5, 5, 10]] * 4
 
 
 def test_a_small_concentration_of_classes_leaves_few_classes_a_client() -> None:
@@ -219,50 +249,6 @@ def test_without_deviation_classes_are_divided_evenly() -> None:
         assert held.tolist() == [840 // len(held)] * len(held)
 
 
-def test_all_classes_each_is_a_split_of_every_class() -> None:
-    # three classes of 8 for two clients that hold all three, evenly
-    assert table(ClassSubsets(fewest=3, most=3, deviation=0.0), labels(24, classes=3), 2) == [[4, 4, 4], [4, 4, 4]]
-
-
-# ---------------------------------------------------------------- main class (Fed-OGD)
-
-
-def test_cifar10s_clients_hold_950_of_one_class_and_5_of_each_other() -> None:
-    # 50,000 / 50 = 1000; 950 of class i mod 10; 50 // 9 = 5 of the nine others; 4750 + 45 * 5 = 4975 of 5000 are dealt
-    counts = table(MainClass(), labels(50_000, classes=10), 50)
-    assert counts == [[950 if c == i % 10 else 5 for c in range(10)] for i in range(50)]
-
-
-def test_cifar100s_clients_hold_two_main_classes_of_40_percent_each() -> None:
-    # 50,000 / 50 = 1000; 800 // 2 = 400 of classes 2i and 2i + 1; 200 // 98 = 2 of the others
-    counts = table(MainClass(share=0.8), labels(50_000, classes=100), 50)
-    assert counts == [[400 if c // 2 == i else 2 for c in range(100)] for i in range(50)]
-
-
-def test_tiny_imagenets_clients_hold_four() -> None:
-    # 100,000 / 50 = 2000; 1900 // 4 = 475; 100 // 196 = 0
-    counts = table(MainClass(), labels(100_000, classes=200), 50)
-    assert counts == [[475 if c // 4 == i else 0 for c in range(200)] for i in range(50)]
-
-
-def test_ag_news_clients_share_four_classes() -> None:
-    # the smallest class has 30: 30 * 4 // 8 = 15; 14 main, (15 - 14) // 3 = 0 others
-    y = torch.tensor([0] * 30 + [1] * 40 + [2] * 40 + [3] * 40)
-    assert table(MainClass(), y, 8) == [[14 if c == i % 4 else 0 for c in range(4)] for i in range(8)]
-
-
-def test_fifty_clients_of_2300_fit_into_ag_news() -> None:
-    # 13 clients have class 0, 37 another: 13 × 2185 + 37 × (115 // 3 = 38) = 29,811 of 30,000
-    y = labels(120_000, classes=4)
-    counts = table(MainClass(main=1, size=2300), y, 50)
-    assert counts == [[2185 if c == i % 4 else 38 for c in range(4)] for i in range(50)]
-
-
-def test_the_number_of_main_classes_can_be_given_and_goes_round() -> None:
-    # 12 examples each; share 1: 6 of two classes, client 2 has classes 4 and 0
-    assert table(MainClass(share=1.0, main=2), labels(60, classes=5), 5)[2] == [6, 0, 0, 0, 6]
-
-
 # ---------------------------------------------------------------- sorted pieces (ASO-Fed)
 
 
@@ -290,8 +276,6 @@ def test_pieces_by_hand() -> None:
 def test_two_clients_hold_disjoint_halves_of_the_classes() -> None:
     y = torch.tensor([3, 0, 2, 1, 0, 3])
     assert [p.tolist() for p in Disjoint().split(y, 2, seed=1)] == [[1, 3, 4], [0, 2, 5]]
-    # five classes for two: three and two
-    assert table(Disjoint(), labels(10, classes=5), 2) == [[2, 2, 2, 0, 0], [0, 0, 0, 2, 2]]
 
 
 def test_natural_owners_are_clients_in_their_order() -> None:

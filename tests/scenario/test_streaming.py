@@ -54,33 +54,25 @@ def test_all_data_is_there_from_the_start_unless_it_streams() -> None:
     assert Experiment().streaming == Static()
 
 
-def test_a_client_starts_with_its_share_and_grows_with_every_round_of_its_own() -> None:
-    assert counts(HALF, 7) == [4, 5, 6, 7, 8, 8, 8]  # (.5 + .125 n) 8, at most all
-    assert HALF.arrived(0, 0, 8, 1, now=1e9) == 5  # a round is a job: time does not count
-
-
-def test_or_with_every_virtual_second() -> None:
-    stream = replace(HALF, rate=0.001, per="second")
+PER_SECOND = replace(HALF, rate=0.001, per="second")
+# stream, examples of the client, (jobs so far, time) of each query, arrived examples
+ARRIVED = [
+    (HALF, 8, [(n, 0.0) for n in range(7)], [4, 5, 6, 7, 8, 8, 8]),  # (.5 + .125 n) 8, at most all
+    (HALF, 8, [(1, 1e9)], [5]),  # a round is a job: time does not count
     # of 1000 examples: 500, and one a second
-    assert [stream.arrived(0, 0, 1000, 0, now) for now in (0.0, 0.5, 1.0, 250.0, 500.0, 1e9)] == [
-        500,
-        500,
-        501,
-        750,
-        1000,
-        1000,
-    ]
-    assert stream.arrived(0, 0, 1000, 99, 1.0) == 501  # jobs do not count
+    (PER_SECOND, 1000, [(0, now) for now in (0.0, 0.5, 1.0, 250.0, 500.0, 1e9)], [500, 500, 501, 750, 1000, 1000]),
+    (PER_SECOND, 1000, [(99, 1.0)], [501]),  # jobs do not count
+    (Growing(start=0.29, rate=0.0), 100, [(0, 0.0)], [29]),  # 0.29 * 100 is 28.999999999999996
+    (Growing(start=0.0, rate=0.0), 8, [(n, 0.0) for n in range(3)], [1, 1, 1]),
+    (Growing(start=0.0, rate=0.125, min_examples=2), 8, [(n, 0.0) for n in range(5)], [2, 2, 2, 3, 4]),
+    (Growing(start=0.0, rate=0.0, min_examples=5), 3, [(0, 0.0)], [3]),  # it has no more
+    (ClassIncremental(start=0.5, rate=0.125), 8, [(2, 0.0)], [6]),  # as much as with growing data
+]
 
 
-def test_a_share_that_is_whole_in_decimals_is_whole() -> None:
-    assert Growing(start=0.29, rate=0.0).arrived(0, 0, 100, 0, 0.0) == 29  # 0.29 * 100 is 28.999999999999996
-
-
-def test_clients_have_a_minimum_of_examples() -> None:
-    assert counts(Growing(start=0.0, rate=0.0), 3) == [1, 1, 1]
-    assert counts(Growing(start=0.0, rate=0.125, min_examples=2), 5) == [2, 2, 2, 3, 4]
-    assert counts(Growing(start=0.0, rate=0.0, min_examples=5), 1, total=3) == [3]  # it has no more
+@pytest.mark.parametrize(("stream", "total", "queries", "expected"), ARRIVED)
+def test_data_grows_with_the_rounds_of_a_client_or_with_every_second(stream, total, queries, expected) -> None:
+    assert [stream.arrived(0, 0, total, index, now) for index, now in queries] == expected
 
 
 def test_every_client_draws_its_own_start_and_rate_within_the_range() -> None:
@@ -151,8 +143,6 @@ def arriving(stream: Growing, client: int = 0, seed: int = 0) -> list[int]:
 def test_class_by_class_one_class_is_complete_before_the_next_begins() -> None:
     labels = arriving(ClassIncremental())
     assert [len(set(labels[i : i + 40])) for i in (0, 40, 80)] == [1, 1, 1]
-    # how much arrives is as with growing data
-    assert ClassIncremental(start=0.5, rate=0.125).arrived(0, 0, 8, 2, 0.0) == 6
 
 
 def test_the_order_of_classes_is_one_for_all_clients_or_each_ones_own() -> None:
@@ -290,14 +280,8 @@ def test_simulate_accepts_streams() -> None:
     x, y = torch.randn(16, 3, generator=draws.generator(0, "x")), torch.arange(16) % 2
     model = torch.nn.Linear(3, 2)
     result = offbeat.simulate(model, [(x, y)], FedAsync(), streaming=HALF, delays=10.0, until="5updates")
-    # (.5 + .125 n) 16
-    assert [row[0] for row in result.trace.rows("SELECT examples FROM trace WHERE kind = 'arrive'")] == [
-        8,
-        10,
-        12,
-        14,
-        16,
-    ]
+    arrived = result.trace.rows("SELECT examples FROM trace WHERE kind = 'arrive'")
+    assert [examples for (examples,) in arrived] == [8, 10, 12, 14, 16]  # (.5 + .125 n) 16
 
 
 def test_growing_counts_reach_the_weights_of_strategies() -> None:
