@@ -123,21 +123,17 @@ def _combine(entry: Entry, orders: tuple[OrderResult, ...], winner_agrees: bool)
 
 def paper_orders(entry: Entry, ours: OurValues | None = None) -> list[tuple[str, str]]:
     """Return the pairs (better, worse) of methods that the paper distinguishes."""
-    spreads = {name: _spread(entry, name, (ours or {}).get(name, {})) for name in entry.printed}
+    spreads = {}
+    for name, value in entry.printed.items():
+        values = (ours or {}).get(name, {}).values()
+        our_spread = stdev(values) if len(values) > 1 and entry.quantity.same_unit else 0.0
+        spreads[name] = our_spread if value.spread is None else value.spread
     printed = [
         (better, worse)
         for better, worse in permutations(entry.printed, 2)
         if _paper_lead(entry, better, worse) > sqrt(spreads[better] ** 2 + spreads[worse] ** 2)
     ]
     return [*printed, *(pair for pair in entry.stated_orders if pair not in printed)]
-
-
-def _spread(entry: Entry, name: str, ours: Mapping[int, float]) -> float:
-    """Return the spread that the paper prints for a method, or else that of our values."""
-    printed = entry.printed[name].spread
-    if printed is not None:
-        return printed
-    return stdev(ours.values()) if len(ours) > 1 and entry.quantity.same_unit else 0.0
 
 
 def _paper_lead(entry: Entry, better: str, worse: str) -> float:

@@ -7,8 +7,9 @@ job. `SETTINGS` lists where the settings of a method differ from its defaults.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
+from functools import partial
 
 from offbeat.core.protocol import Strategy
 from offbeat.core.strategies import REGISTRY, FedAsync, FedBuff
@@ -52,21 +53,11 @@ def configure_method(name: str, **changes: object) -> Strategy:
 def quickstart() -> Preset:
     """Compare eight methods on digits, with a model that trains five times as fast as the CNN of `digits`."""
     summary = "non-IID digits, 20 clients, ten-fold spread of speeds: a small model"
-    preset = digits().varied(summary, name="quickstart", model=Mlp(hidden=(64,)))
+    preset = GENERAL_PRESETS["digits"]().varied(summary, name="quickstart", model=Mlp(hidden=(64,)))
     return replace(preset, compared=QUICKSTART_METHODS)
 
 
-def digits() -> Preset:
-    """Compare all methods on non-IID digits."""
-    return _compare_on("digits", Cnn(channels=(16, 32)))
-
-
-def mnist() -> Preset:
-    """Compare all methods on non-IID MNIST."""
-    return _compare_on("mnist", Cnn(channels=(8, 16)))
-
-
-def _compare_on(name: str, model: Cnn) -> Preset:
+def compare_on_images(name: str, model: Cnn) -> Preset:
     """Compare all methods on a data set of images, divided among 20 clients."""
     experiment = Experiment(
         name=name,
@@ -84,17 +75,7 @@ def _compare_on(name: str, model: Cnn) -> Preset:
     return Preset(f"every method on non-IID {name}: 20 clients, ten-fold spread of speeds", experiment, methods)
 
 
-def heart_disease() -> Preset:
-    """Predict heart disease: 740 patients of four hospitals, 486 of them for training."""
-    return _hospitals("heart-disease", "heart disease at 4 hospitals", sites=4, batch=4)
-
-
-def tcga_brca() -> Preset:
-    """Predict survival: 1088 patients of six regions, 866 of them for training. Without FedPAC, which needs classes."""
-    return _hospitals("tcga-brca", "survival with breast cancer in 6 regions", sites=6, batch=8, without=("fedpac",))
-
-
-def _hospitals(name: str, title: str, sites: int, batch: int, without: Collection[str] = ()) -> Preset:
+def compare_at_hospitals(name: str, title: str, sites: int, batch: int, without: Collection[str] = ()) -> Preset:
     """Compare methods on small data that is split by nature.
 
     Patients, split and batch sizes are FLamby's. Rate, steps and speeds are those of `digits`, because the speeds of
@@ -138,3 +119,17 @@ def million() -> Preset:
     methods = {"fedbuff": experiment.strategy, "fedasync": FedAsync(concurrency=active)}
     summary = "a million clients with a daily rhythm, 1,000 active at a time: what size alone costs"
     return Preset(summary, experiment, methods, seeds=1, reference="fedbuff")
+
+
+GENERAL_PRESETS: dict[str, Callable[[], Preset]] = {
+    "quickstart": quickstart,
+    "digits": partial(compare_on_images, "digits", Cnn(channels=(16, 32))),
+    "mnist": partial(compare_on_images, "mnist", Cnn(channels=(8, 16))),
+    # 740 patients of four hospitals, 486 of them for training
+    "heart-disease": partial(compare_at_hospitals, "heart-disease", "heart disease at 4 hospitals", sites=4, batch=4),
+    # 1088 patients of six regions, 866 of them for training; FedPAC needs classes
+    "tcga-brca": partial(
+        compare_at_hospitals, "tcga-brca", "survival with breast cancer in 6 regions", 6, 8, without=("fedpac",)
+    ),
+    "scale-1m": million,
+}

@@ -2,31 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import get_args
 
 from offbeat.core.errors import ConfigError, unknown_name
 from offbeat.experiment import Preset, Scale
 from offbeat.papers import load_paper_preset, paper_preset_functions
-
-
-def _general_presets() -> dict[str, Callable[[], Preset]]:
-    """Return the functions that make the presets of no paper, by name."""
-    from offbeat.presets import general
-
-    return {
-        "quickstart": general.quickstart,
-        "digits": general.digits,
-        "mnist": general.mnist,
-        "heart-disease": general.heart_disease,
-        "tcga-brca": general.tcga_brca,
-        "scale-1m": general.million,
-    }
+from offbeat.presets.general import GENERAL_PRESETS
 
 
 def names() -> list[str]:
     """List the names of all presets: the general ones, then paper by paper."""
-    return [*sorted(_general_presets()), *paper_preset_functions()]
+    return [*sorted(GENERAL_PRESETS), *paper_preset_functions()]
 
 
 def scales(name: str) -> list[str]:
@@ -36,13 +22,12 @@ def scales(name: str) -> list[str]:
 
 def load(name: str, scale: Scale | None = None) -> Preset:
     """Return the preset with this name; the default scale of a paper's preset is the paper's."""
-    general = _general_presets()
     if scale is not None and scale not in get_args(Scale):
         raise unknown_name("scale", scale, get_args(Scale))
-    if name in general:
+    if name in GENERAL_PRESETS:
         if scale is not None:
             raise ConfigError(f"preset {name!r} has only one scale: omit {scale!r}")
-        return general[name]()
+        return GENERAL_PRESETS[name]()
     if name not in paper_preset_functions():
         raise unknown_name("preset", name, names())
     return load_paper_preset(name, scale)

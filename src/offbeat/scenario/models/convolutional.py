@@ -13,14 +13,7 @@ from torch.nn.functional import interpolate
 
 from offbeat.core.errors import ConfigError
 from offbeat.core.settings import Must
-from offbeat.scenario.models.model_interface import (
-    SeededModel,
-    Shape,
-    check_shapes,
-    conv_norm,
-    require_axes,
-    require_images,
-)
+from offbeat.scenario.models.model_interface import ImageModel, SeededModel, Shape, conv_norm
 from offbeat.scenario.scenario_settings import Count, Counts
 
 Kernel = Annotated[int, Must("must be odd, such as 3 or 5", lambda kernel: kernel >= 1 and kernel % 2 == 1)]
@@ -34,7 +27,6 @@ class Linear(SeededModel):
     """Softmax regression: one linear layer on the flattened input."""
 
     def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
-        check_shapes(input_shape, num_outputs)
         return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), num_outputs))
 
 
@@ -45,7 +37,6 @@ class Mlp(SeededModel):
     hidden: Counts = (64,)
 
     def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
-        check_shapes(input_shape, num_outputs)
         return nn.Sequential(nn.Flatten(), *dense_layers(prod(input_shape), self.hidden, num_outputs))
 
 
@@ -58,7 +49,7 @@ def dense_layers(inputs: int, hidden: tuple[int, ...], outputs: int, bias: bool 
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cnn(SeededModel):
+class Cnn(ImageModel):
     """Convolutions with ReLU and 2×2 max pooling, then fully connected layers; no BatchNorm."""
 
     channels: Counts = (16, 32)  # of each convolution
@@ -68,7 +59,6 @@ class Cnn(SeededModel):
     pool: Pool = "each"  # after each convolution, or once after the last
 
     def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
-        require_images("cnn", input_shape, num_outputs)
         high, wide = self._output_side(input_shape[1]), self._output_side(input_shape[2])
         if min(high, wide) < 1:
             count = len(self.channels) if self.pool == "each" else 1
@@ -103,13 +93,12 @@ ASO_FED_FASHION = Cnn(channels=(16, 32), kernel=3, pool="last")
 
 
 @dataclass(frozen=True, kw_only=True)
-class LeNet5(SeededModel):
+class LeNet5(ImageModel):
     """LeNet-5 with ReLU and average pooling: 44 thousand parameters on MNIST."""
 
     bias: bool = False  # OrthoFL's has none
 
     def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
-        require_images("lenet5", input_shape, num_outputs)
         colours, height, width = input_shape
         high, wide = ((height - 4) // 2 - 4) // 2, ((width - 4) // 2 - 4) // 2
         if min(high, wide) < 1:
@@ -123,11 +112,10 @@ class LeNet5(SeededModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Vgg11(SeededModel):
+class Vgg11(ImageModel):
     """VGG-11 with BatchNorm and one linear layer, for images of 32×32 or more: 9.2 million parameters."""
 
     def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
-        require_images("vgg11", input_shape, num_outputs)
         if min(input_shape[1:]) < 32:
             actual = f"got {input_shape[1]}×{input_shape[2]}"
             raise ConfigError(f"vgg11 halves images five times and needs at least 32×32, {actual}: use cnn")
@@ -149,9 +137,10 @@ class UNet3d(SeededModel):
 
     width: Count = 8  # channels of the first convolution; each block doubles them
     levels: Count = 3  # blocks on the way down, including the lowest
+    axes = ("channels", "depth", "height", "width")
+    instead = "cnn for images"
 
     def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
-        require_axes("unet3d", input_shape, num_outputs, ("channels", "depth", "height", "width"), "cnn for images")
         if min(input_shape[1:]) >> (self.levels - 1) < 1:
             volume = "×".join(map(str, input_shape[1:]))
             raise ConfigError(f"unet3d: {self.levels - 1} poolings leave nothing of {volume} volumes: use fewer levels")

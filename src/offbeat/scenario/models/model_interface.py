@@ -1,12 +1,11 @@
-"""The interface of models, and what built-in models share: seeded weights, checks of shapes, layers with BatchNorm."""
+"""The interface of models, and what built-in models share: checks of shapes, seeded weights, layers with BatchNorm."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from math import prod
-from pathlib import Path
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from torch import nn
@@ -33,12 +32,27 @@ class Model(Protocol):
 class SeededModel(ScenarioSettings, ABC):
     """Base class of the built-in models: initial weights are a function of the seed alone."""
 
+    axes: ClassVar[tuple[str, ...]] = ()  # of an input; empty: any
+    instead: ClassVar[str] = ""  # models to use for inputs with other axes
+
     @abstractmethod
     def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
-        """Check the shape of the inputs, and return a new module whose weights use the global random state."""
+        """Return a new module whose weights use the global random state; the axes of the inputs are checked."""
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+        require(num_outputs >= 1, f"num_outputs = {num_outputs}: a model needs at least 1 output")
+        require(len(input_shape) > 0 and prod(input_shape) >= 1, f"input shape {tuple(input_shape)} is empty")
+        if self.axes and len(input_shape) != len(self.axes):
+            needed = f"{type(self).__name__.lower()} needs inputs ({', '.join(self.axes)})"
+            raise ConfigError(f"{needed}, got shape {tuple(input_shape)}: use {self.instead}")
         return seeded(seed, lambda: self.make(input_shape, num_outputs))
+
+
+class ImageModel(SeededModel, ABC):
+    """Base class of models for images."""
+
+    axes = ("channels", "height", "width")
+    instead = "mlp or linear"
 
 
 def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
@@ -48,34 +62,9 @@ def seeded(seed: int, make: Callable[[], nn.Module]) -> nn.Module:
         return make()
 
 
-def check_shapes(input_shape: Shape, num_outputs: int) -> None:
-    """Check that there is at least one input and one output."""
-    require(num_outputs >= 1, f"num_outputs = {num_outputs}: a model needs at least 1 output")
-    require(len(input_shape) > 0 and prod(input_shape) >= 1, f"input shape {tuple(input_shape)} is empty")
-
-
-def require_axes(model: str, input_shape: Shape, num_outputs: int, axes: tuple[str, ...], instead: str) -> None:
-    """Check that inputs have these axes; the message suggests the models `instead`."""
-    check_shapes(input_shape, num_outputs)
-    if len(input_shape) != len(axes):
-        raise ConfigError(f"{model} needs inputs ({', '.join(axes)}), got shape {tuple(input_shape)}: use {instead}")
-
-
-def require_images(model: str, input_shape: Shape, num_outputs: int) -> None:
-    """Check that inputs are images."""
-    require_axes(model, input_shape, num_outputs, ("channels", "height", "width"), "mlp or linear")
-
-
 def conv_norm(
     before: int, after: int, kernel: int, stride: int = 1, groups: int = 1, dims: int = 2
 ) -> tuple[nn.Module, nn.Module]:
     """Return a padded convolution without bias and its BatchNorm, for inputs with `dims` axes besides the channels."""
     convolution = CONVOLUTIONS[dims](before, after, kernel, stride, padding=kernel // 2, groups=groups, bias=False)
     return convolution, BATCH_NORMS[dims](after)
-
-
-def weights_path(path: str) -> Path:
-    """Return the path of published weights; a relative path starts at the data root."""
-    from offbeat.scenario.data.data_files import below_root  # other models need no data root
-
-    return below_root(path)

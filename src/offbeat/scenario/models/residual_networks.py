@@ -15,14 +15,7 @@ from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.settings import BelowOne, DataFile
-from offbeat.scenario.models.model_interface import (
-    SeededModel,
-    Shape,
-    conv_norm,
-    require_axes,
-    require_images,
-    weights_path,
-)
+from offbeat.scenario.models.model_interface import ImageModel, SeededModel, Shape, conv_norm
 from offbeat.scenario.scenario_settings import Count
 
 Depth = Literal[18, 34]
@@ -39,14 +32,13 @@ EFFICIENTNET_STAGES = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class ResNet(SeededModel):
+class ResNet(ImageModel):
     """ResNet-18 or -34 with a 3×3 stem and no first pooling, for small images."""
 
     depth: Depth = 18  # layers
     width: Count = 64  # channels of the first stage; each later stage doubles them
 
     def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
-        require_images("resnet", input_shape, num_outputs)
         before = self.width
         layers: list[nn.Module] = [*conv_norm(input_shape[0], before, 3), nn.ReLU()]
         for stage, blocks in enumerate(STAGE_BLOCKS[self.depth]):
@@ -64,10 +56,10 @@ class ResNet1d(SeededModel):
     # 32 is the width of OrthoFL's code. For HAR (9 channels, 6 classes) it gives 1,182,496 parameters, or 1,186,417
     # numbers with BatchNorm statistics; the paper prints 119 K, a tenth of that. Width 10 gives 117,410 and 118,647.
     width: Count = 32  # channels of the first stage; each later stage doubles them
+    axes = ("channels", "length")
+    instead = "resnet for images, mlp for features"
 
     def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
-        instead = "resnet for images, mlp for features"
-        require_axes("resnet1d", input_shape, num_outputs, ("channels", "length"), instead)
         if input_shape[1] < 7:
             raise ConfigError(f"resnet1d needs series of length 7 or more, got {input_shape[1]}: use mlp")
         before = self.width
@@ -99,11 +91,10 @@ class ResidualBlock(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MobileNetV2(SeededModel):
+class MobileNetV2(ImageModel):
     """MobileNetV2 for images of about 32×32: 2.4 million parameters for 100 classes."""
 
     def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
-        require_images("mobilenetv2", input_shape, num_outputs)
         # for small images, stem and second stage keep the resolution that ImageNet models halve there
         before = 32
         layers: list[nn.Module] = [*conv_norm(input_shape[0], before, 3), nn.ReLU6()]
@@ -132,7 +123,7 @@ class InvertedResidual(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class EfficientNet(SeededModel):
+class EfficientNet(ImageModel):
     """EfficientNet-B0: 5.3 million parameters for 1000 classes; pretrained weights can be read from a file.
 
     `weights` is a safetensors file with timm's names, such as model.safetensors of timm's efficientnet_b0; a relative
@@ -143,10 +134,11 @@ class EfficientNet(SeededModel):
     weights: DataFile | None = None  # a safetensors file
 
     def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
-        require_images("efficientnet", input_shape, num_outputs)
         module = EfficientNetModule(input_shape[0], num_outputs, self.dropout)
         if self.weights is not None:
-            load_pretrained(module, weights_path(self.weights), last="classifier.")
+            from offbeat.scenario.data.data_files import below_root  # other models need no data root
+
+            load_pretrained(module, below_root(self.weights), last="classifier.")
         return module
 
 

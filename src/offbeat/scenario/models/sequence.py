@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.settings import BelowOne, DataFile, Positive, least
-from offbeat.scenario.models.model_interface import SeededModel, Shape, check_shapes, require_axes, weights_path
+from offbeat.scenario.models.model_interface import SeededModel, Shape
 from offbeat.scenario.scenario_settings import Count, Counts
 
 ENCODER_FILES = ("config.json", "model.safetensors")
@@ -22,8 +23,15 @@ ENCODER_FILES = ("config.json", "model.safetensors")
 ADAPTED_LAYERS = ["q_lin", "v_lin", "query", "value"]
 
 
+class TokenModel(SeededModel, ABC):
+    """Base class of models for texts, which are word or token numbers."""
+
+    axes = ("length",)
+    instead = "cnn for images, lstm for series"
+
+
 @dataclass(frozen=True, kw_only=True)
-class TextCnn(SeededModel):
+class TextCnn(TokenModel):
     """Kim's TextCNN: word vectors, filters over 3, 4 and 5 words, the maximum of each, one linear layer.
 
     Inputs are word numbers (length,), 0 for padding. Words beyond the vocabulary share its last entry, so frequent
@@ -37,7 +45,6 @@ class TextCnn(SeededModel):
     dropout: BelowOne = 0.5  # before the last layer
 
     def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
-        require_axes("textcnn", input_shape, num_outputs, ("length",), "cnn for images, lstm for series")
         if input_shape[0] < max(self.widths):
             widest = f"the widest filter, {max(self.widths)}"
             raise ConfigError(f"textcnn: texts of {input_shape[0]} words are shorter than {widest}")
@@ -69,7 +76,6 @@ class Lstm(SeededModel):
     hidden: Count = 64  # units
 
     def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
-        check_shapes(input_shape, num_outputs)
         if len(input_shape) > 2:
             actual = f"got shape {tuple(input_shape)}"
             raise ConfigError(f"lstm needs inputs (length, features) or (features,), {actual}: use cnn for images")
@@ -93,7 +99,7 @@ class LstmModule(nn.Module):
 
 
 @dataclass(frozen=True, kw_only=True)
-class DistilBert(SeededModel):
+class DistilBert(TokenModel):
     """DistilBERT with LoRA adapters (extra `text`): 753 thousand numbers are sent for 20 classes.
 
     `weights` is a folder with config.json and model.safetensors; a relative path starts at the data root. Nothing is
@@ -107,13 +113,14 @@ class DistilBert(SeededModel):
     dropout: BelowOne = 0.0  # before the adapters
 
     def make(self, input_shape: Shape, num_outputs: int) -> nn.Module:
-        require_axes("distilbert", input_shape, num_outputs, ("length",), "cnn for images, lstm for series")
         try:
             import peft
             import transformers
         except ImportError as error:
             raise ConfigError(f"distilbert needs the extra 'text' ({error}): pip install 'offbeat[text]'") from None
-        folder = weights_path(self.weights)
+        from offbeat.scenario.data.data_files import below_root  # other models need no data root
+
+        folder = below_root(self.weights)
         for name in ENCODER_FILES:
             if not (folder / name).is_file():
                 files = " and ".join(ENCODER_FILES)
