@@ -7,7 +7,7 @@ their digests.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -61,7 +61,9 @@ def sections_to_keep(path: Path, results: Sequence[EntryResult]) -> dict[EntryKe
 
     RunError if the page has results that can neither be kept nor be replaced.
     """
-    shown = {key: row for key, row in _summary_rows(path) if NOT_RUN not in row and row[5].isdigit()}
+    rows = [line.strip("| ").split(" | ") for line in summary_lines(path)[2:]]
+    finished = [row for row in rows if len(row) == SUMMARY_COLUMNS and NOT_RUN not in row and row[5].isdigit()]
+    shown = {(row[0], row[1]): row for row in finished}
     if not shown:
         return {}
     text = path.read_text(encoding="utf-8")
@@ -94,14 +96,6 @@ def sections_to_keep(path: Path, results: Sequence[EntryResult]) -> dict[EntryKe
             "The page was not changed: choose another --out, or remove the page"
         )
     return {key: PageSection(shown[key], _select_entries(sections[key], better)) for key in better}
-
-
-def _summary_rows(path: Path) -> Iterable[tuple[EntryKey, list[str]]]:
-    """Yield the key and the cells of each row of a page's summary."""
-    for line in summary_lines(path)[2:]:
-        cells = line.strip("| ").split(" | ")
-        if len(cells) == SUMMARY_COLUMNS:
-            yield (cells[0], cells[1]), cells
 
 
 def _select_entries(section: str, keys: Sequence[EntryKey]) -> str:

@@ -43,6 +43,7 @@ class ImportReport:
 
     @property
     def is_empty(self) -> bool:
+        """Tell if no run was found."""
         return not (self.copied or self.identical or self.different or self.skipped)
 
 

@@ -129,6 +129,7 @@ class AlignmentWatcher:
         return self._strategy.init(world)
 
     def on_event(self, state: Any, event: Event) -> list[Action]:
+        """Return the actions of the strategy, after a note on each update."""
         notes: list[Action] = []
         if isinstance(event, UpdateArrived):
             if self._server is None or self._server[0] is not state.model:

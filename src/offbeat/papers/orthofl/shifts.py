@@ -85,6 +85,7 @@ class ShiftWatcher:
         return self._strategy.init(world)
 
     def on_event(self, state: Any, event: Event) -> list[Action]:
+        """Return the actions of the strategy, and record the shift of each commit."""
         before = state.model
         actions = self._strategy.on_event(state, event)
         for action in actions:

@@ -138,6 +138,7 @@ def _too_large(path: Path, most: int) -> DataError:
 
 
 def _check_member_count(path: Path, members: int) -> None:
+    """Refuse an archive with too many members."""
     if members > MAX_MEMBERS:
         raise DataError(f"{path} contains more than {MAX_MEMBERS:,} files and folders: it is not the published archive")
 

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data.csv_tables import truncated
-from offbeat.scenario.data.data_files import Published, cannot_read, data_root, find_folder
+from offbeat.scenario.data.data_files import Published, cannot_read, data_root, find_folder, truncated
 from offbeat.scenario.data.dataset import Dataset
 from offbeat.scenario.data.images import standardise_images
 

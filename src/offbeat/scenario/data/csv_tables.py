@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data.data_files import read_bytes
+from offbeat.scenario.data.data_files import read_bytes, truncated
 
 
 def read_text(path: Path, encoding: str = "utf-8") -> str:
@@ -78,11 +78,6 @@ def read_table(path: Path, wanted: tuple[str, ...]) -> CsvTable:
     if not body:
         raise DataError(f"{path} has a header and no rows")
     return CsvTable(names, body)
-
-
-def truncated(problem: str) -> DataError:
-    """Build the error for a file that seems to be cut off."""
-    return DataError(f"{problem}: the file is truncated or damaged")
 
 
 def parse_numbers(path: Path, name: str, cells: Sequence[str], missing: tuple[str, ...] = ()) -> NDArray[np.float64]:

@@ -143,6 +143,11 @@ def cannot_read(path: Path, error: OSError) -> DataError:
     return DataError(f"cannot read {path}: {error.strerror or error}")
 
 
+def truncated(problem: str) -> DataError:
+    """Build the error for a file that seems to be cut off."""
+    return DataError(f"{problem}: the file is truncated or damaged")
+
+
 def download(urls: tuple[str, ...], path: Path, checksum: str | None) -> None:
     """Download from the first address that works; the file appears under its name once it is complete and verified."""
     if not urls or checksum is None:  # a file that cannot be verified is not downloaded

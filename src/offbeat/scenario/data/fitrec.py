@@ -1,9 +1,8 @@
 """FitRec: predict speed or heart rate in workouts uploaded to Endomondo; one sport for each user, as in ASO-Fed.
 
-The file is read twice, line by line: first to count the workouts of each user and sport, then for the workouts of the
-drawn users. Distance and speed are computed from positions, and all series are resampled every 10 seconds. Windows that
-span a pause in the recording are left out. The target is the value at the end of a window. The inputs are altitude,
-time since the start, and heart rate (to predict speed) or distance and speed (to predict heart rate).
+Distance and speed are computed from positions, and all series are resampled every 10 seconds. Windows that span a pause
+in the recording are left out. The inputs are altitude, time since the start, and heart rate (to predict speed) or
+distance and speed (to predict heart rate); the target is the value at the end of a window.
 """
 
 from __future__ import annotations
@@ -25,8 +24,7 @@ from numpy.typing import NDArray
 from offbeat.core import draws
 from offbeat.core.errors import DataError
 from offbeat.core.settings import least
-from offbeat.scenario.data.csv_tables import truncated
-from offbeat.scenario.data.data_files import cannot_read, find_file
+from offbeat.scenario.data.data_files import cannot_read, find_file, truncated
 from offbeat.scenario.data.dataset import Dataset, OwnedExamples, check_time_shares, split_in_time, windows_dataset
 from offbeat.scenario.scenario_settings import Count, ScenarioSettings
 
@@ -67,7 +65,7 @@ class FitRec(ScenarioSettings):
 
     def load(self) -> Dataset:
         path = find_file("fitrec", FILES, page=PAGE)
-        sport = self._draw_users(path)
+        sport = self._draw_users(path)  # reads the file a first time, to count the workouts of each user and sport
         workouts: dict[int, list[Workout]] = {user: [] for user in sport}
         for number, line, user, kind in _read_lines(path):
             if sport.get(user) == kind:

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from offbeat.core.errors import DataError
 from offbeat.core.threads import one_thread
-from offbeat.scenario.data.csv_tables import truncated
-from offbeat.scenario.data.data_files import find_file, read_bytes
+from offbeat.scenario.data.data_files import find_file, read_bytes, truncated
 from offbeat.scenario.data.dataset import Dataset, describe_scaling
 
 IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import compress
 from pathlib import Path
 from typing import Annotated
 
@@ -19,8 +20,16 @@ from torch import Tensor
 
 from offbeat.core.errors import DataError
 from offbeat.core.settings import DataFile, least
-from offbeat.scenario.data.csv_tables import read_text, truncated
-from offbeat.scenario.data.data_files import Published, below_root, cannot_read, data_root, find_file, find_folder
+from offbeat.scenario.data.csv_tables import read_text
+from offbeat.scenario.data.data_files import (
+    Published,
+    below_root,
+    cannot_read,
+    data_root,
+    find_file,
+    find_folder,
+    truncated,
+)
 from offbeat.scenario.data.dataset import Dataset, every_fifth
 from offbeat.scenario.scenario_settings import Count, ScenarioSettings
 
@@ -146,17 +155,13 @@ class TwentyNews(ScenarioSettings):
             if not (folder / group).is_dir():
                 raise DataError(f"{folder / group} is missing: put the posts of that newsgroup there")
             for path in sorted((folder / group).iterdir()):
-                texts.append(self._read_post(path))
+                try:
+                    text = path.read_bytes().decode("latin1")  # posts of 1993 do not name their encoding
+                except OSError as error:
+                    raise cannot_read(path, error) from None
+                texts.append(text if self.headers else text.replace("\r\n", "\n").partition("\n\n")[2])
                 labels.append(label)
         return texts, torch.tensor(labels)
-
-    def _read_post(self, path: Path) -> str:
-        """Read a post, without its header lines unless `headers` is set."""
-        try:
-            text = path.read_bytes().decode("latin1")  # posts of 1993 do not name their encoding
-        except OSError as error:
-            raise cannot_read(path, error) from None
-        return text if self.headers else text.replace("\r\n", "\n").partition("\n\n")[2]
 
 
 # ---------------------------------------------------------------- AG News
@@ -165,6 +170,9 @@ AG_NEWS_PAGE = "http://groups.di.unipi.it/~gulli/AG_corpus_of_news_articles.html
 AG_NEWS_URL = "https://raw.githubusercontent.com/mhjabreel/CharCnn_Keras/master/data/ag_news_csv/"
 AG_NEWS_TRAIN_MD5, AG_NEWS_TEST_MD5 = "b1a00f826fdfbd249f79597b59e1dc12", "d52ea96a97a2d943681189a97654912d"
 AG_NEWS_CLASSES = ("World", "Sports", "Business", "Sci/Tech")
+NO_TRAIN_FILE = (
+    "train.csv is missing: every fifth text of a class in test.csv is for the test, the others are for training"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -190,16 +198,10 @@ class AgNews(ScenarioSettings):
         except DataError:
             if (data_root() / "ag_news" / "train.csv").exists():  # it is damaged, not missing
                 raise
-            return _split_test_file(test, y_test)
+            is_test = every_fifth(y_test)
+            train, test = (list(compress(test, part.tolist())) for part in (~is_test, is_test))
+            return Texts(train, y_test[~is_test], test, y_test[is_test], AG_NEWS_CLASSES, (NO_TRAIN_FILE,))
         return Texts(train, y_train, test, y_test, AG_NEWS_CLASSES)
-
-
-def _split_test_file(texts: list[str], y: Tensor) -> Texts:
-    """Divide the texts of test.csv into training and test."""
-    is_test = every_fifth(y)
-    train, test = ([texts[i] for i in part.nonzero().squeeze(1).tolist()] for part in (~is_test, is_test))
-    how = "every fifth text of a class in test.csv is for the test, the others are for training"
-    return Texts(train, y[~is_test], test, y[is_test], AG_NEWS_CLASSES, (f"train.csv is missing: {how}",))
 
 
 def _read_ag_news(name: str, checksum: str | None) -> tuple[list[str], Tensor]:
