@@ -25,6 +25,9 @@ from offbeat.training import Training
 
 STEPS = 20
 DELAYS = Uniform(low=0.5, high=5.0, jitter=0.05, unit="step")  # ten-fold spread: 10 to 100 s per job of 20 steps
+COMMON = Experiment(
+    delays=DELAYS, training=Training(optimizer="sgd", lr=0.05, batch=32, steps=STEPS), until=Until(seconds=1800.0)
+)
 # three well-known methods and those of the five papers, which takes about a minute
 QUICKSTART_METHODS = ("fedavg", "fedasync", "fedbuff", "orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass")
 BUFFER_SIZES = {"fedbuff": "k", "ca2fl": "k", "fedfa": "k", "fedpsa": "buffer"}  # settings that are buffer sizes
@@ -59,17 +62,9 @@ def quickstart() -> Preset:
 
 def compare_on_images(name: str, model: Cnn) -> Preset:
     """Compare all methods on a data set of images, divided among 20 clients."""
-    experiment = Experiment(
-        name=name,
-        data=name,
-        model=model,
-        clients=20,
-        partition=Dirichlet(alpha=0.3),
-        delays=DELAYS,
-        training=Training(optimizer="sgd", lr=0.05, batch=32, steps=STEPS),
-        until=Until(seconds=1800.0),
-        target=Target("acc", 0.9),
-        evaluate_every=60.0,
+    division, target = Dirichlet(alpha=0.3), Target("acc", 0.9)
+    experiment = replace(
+        COMMON, name=name, data=name, model=model, clients=20, partition=division, target=target, evaluate_every=60.0
     )
     methods = {method: configure_method(method) for method in REGISTRY}
     return Preset(f"every method on non-IID {name}: 20 clients, ten-fold spread of speeds", experiment, methods)
@@ -81,17 +76,9 @@ def compare_at_hospitals(name: str, title: str, sites: int, batch: int, without:
     Patients, split and batch sizes are FLamby's. Rate, steps and speeds are those of `digits`, because the speeds of
     the sites are not known; buffers hold half of the sites.
     """
-    experiment = Experiment(
-        name=name,
-        data=name,
-        model=Mlp(hidden=(16,)),  # one layer more than FLamby's linear models: FedPAC needs a body and a head
-        clients=sites,
-        partition=Natural(),
-        delays=DELAYS,
-        training=Training(optimizer="sgd", lr=0.05, batch=batch, steps=STEPS),
-        until=Until(seconds=1800.0),
-        evaluate_every=30.0,
-    )
+    model = Mlp(hidden=(16,))  # one layer more than FLamby's linear models: FedPAC needs a body and a head
+    experiment = replace(COMMON, name=name, data=name, model=model, clients=sites, partition=Natural())
+    experiment = replace(experiment, training=replace(COMMON.training, batch=batch), evaluate_every=30.0)
     methods = {
         method: configure_method(method, **({BUFFER_SIZES[method]: sites // 2} if method in BUFFER_SIZES else {}))
         for method in REGISTRY

@@ -161,19 +161,13 @@ class StandIn:
         x, y = STAND_IN_MAKERS[shape.task](shape, n, generator)
         owner = torch.randint(0, max(1, shape.owners), (n,), generator=generator)
         owner[: shape.owners] = owner[train : train + shape.owners] = torch.arange(shape.owners)
+        names = tuple(f"owner {number}" for number in range(shape.owners))
+        groups, test_groups = (owner[:train], owner[train:]) if shape.owners else (None, None)
+        classes = shape.outputs if shape.task in ("classification", "segmentation") else None
+        notes = (f"made up in the shape of {self.of}: says nothing about it",)
+        name, examples = f"stand-in for {self.of}", (x[:train], y[:train], x[train:], y[train:])
         return Dataset(
-            f"stand-in for {self.of}",
-            x[:train],
-            y[:train],
-            x[train:],
-            y[train:],
-            num_classes=shape.outputs if shape.task in ("classification", "segmentation") else None,
-            task=shape.task,
-            groups=owner[:train] if shape.owners else None,
-            test_groups=owner[train:] if shape.owners else None,
-            group_names=tuple(f"owner {number}" for number in range(shape.owners)),
-            vocabulary=shape.vocabulary,
-            notes=(f"made up in the shape of {self.of}: says nothing about it",),
+            name, *examples, classes, shape.task, groups, test_groups, names, vocabulary=shape.vocabulary, notes=notes
         )
 
 

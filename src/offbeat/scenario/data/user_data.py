@@ -153,19 +153,9 @@ def _build_dataset(
     if num_classes is None and integers and task in (None, "classification", "segmentation"):
         num_classes = 1 + max(int(y_train.max()), int(y_test.max())) if len(y_train) and len(y_test) else None
     groups, test_groups, names = (None, None, ()) if owners is None else number_owners(owners, test_owners)
-    return Dataset(
-        name,
-        x_train,
-        y_train,
-        x_test,
-        y_test,
-        num_classes,
-        task,
-        groups=groups,
-        test_groups=test_groups if test_owners and len(test_owners) == len(y_test) else None,
-        group_names=names,
-        notes=notes,
-    )
+    if not test_owners or len(test_owners) != len(y_test):
+        test_groups = None
+    return Dataset(name, x_train, y_train, x_test, y_test, num_classes, task, groups, test_groups, names, notes=notes)
 
 
 def _owner_values(owners: Owners | None) -> list[Owner] | None:
@@ -320,15 +310,11 @@ def _as_tensors(values: Sequence[object], where: str) -> Arrays:
     return arrays
 
 
-def _is_numeric(value: object) -> bool:
-    """Check whether a value becomes one tensor, in contrast to a data set."""
-    if isinstance(value, (Tensor, np.ndarray)):
-        return True
-    return isinstance(value, (list, tuple)) and bool(value) and _starts_with_number(value[0])
+def _is_numeric(value: object, nested: bool = False) -> bool:
+    """Check whether a value becomes one tensor, in contrast to a data set: an array, or lists of numbers or arrays.
 
-
-def _starts_with_number(value: object) -> bool:
-    """Check whether the first entry of (nested) lists is a number or an array; an empty list counts as one."""
+    Only the first entry of a list is checked. An empty list within a list (`nested`) counts as numbers.
+    """
     if isinstance(value, (list, tuple)):
-        return not value or _starts_with_number(value[0])
-    return isinstance(value, (int, float, np.number, np.ndarray, Tensor))
+        return _is_numeric(value[0], nested=True) if value else nested
+    return isinstance(value, (Tensor, np.ndarray)) or (nested and isinstance(value, (int, float, np.number)))
