@@ -125,10 +125,10 @@ def find_entries(word: str) -> tuple[Paper, tuple[Entry, ...]]:
     preset only the entries of that preset.
     """
     name, _, table = word.partition("/")
-    known = load_papers()
-    if name not in known:
-        raise unknown_name("paper", name, known)
-    paper = known[name]
+    papers = load_papers()
+    if name not in papers:
+        raise unknown_name("paper", name, papers)
+    paper = papers[name]
     if not table:
         return paper, paper.entries
     exact = tuple(entry for entry in paper.entries if entry.preset == word)

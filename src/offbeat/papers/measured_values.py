@@ -116,15 +116,15 @@ def relative_times(times: Mapping[str, Mapping[int, tuple[float | None, float]]]
     base = fmean(counted[reference][seed] for seed in shared) if shared else 0.0
     if not base:
         return MeasuredValues()
-    late = {method: sum(by_seed[seed][0] is None for seed in shared) for method, by_seed in times.items()}
+    not_reached = {method: sum(by_seed[seed][0] is None for seed in shared) for method, by_seed in times.items()}
     bounds: dict[str, BoundSign] = {
-        method: ("?" if late[reference] else ">") if late[method] else "<"
+        method: ("?" if not_reached[reference] else ">") if not_reached[method] else "<"
         for method in times
-        if method != reference and (late[method] or late[reference])
+        if method != reference and (not_reached[method] or not_reached[reference])
     }
     return MeasuredValues(
         {method: {seed: by_seed[seed] / base for seed in shared} for method, by_seed in counted.items()},
-        not_reached={method: count for method, count in late.items() if count},
+        not_reached={method: count for method, count in not_reached.items() if count},
         bounds=bounds,
     )
 

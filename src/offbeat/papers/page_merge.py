@@ -70,8 +70,8 @@ def sections_to_keep(path: Path, results: Sequence[EntryResult]) -> dict[EntryKe
     parts = re.split(r"^## ", text.partition(END)[2], flags=re.MULTILINE)[1:]
     headed = [f"## {part}".rstrip("\n") for part in parts]
     sections = {key: section for section in headed for key in shown if f"\n{format_heading(key)}" in section}
-    known = {entry_key(result.entry) for result in results}
-    problems = [f"{key[0]} is no current entry of the paper" for key in shown if key not in known]
+    current = {entry_key(result.entry) for result in results}
+    problems = [f"{key[0]} is no current entry of the paper" for key in shown if key not in current]
     better: list[EntryKey] = []
     for result in results:
         key = entry_key(result.entry)

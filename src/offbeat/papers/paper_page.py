@@ -259,8 +259,8 @@ def _method_row(result: MeasuredEntry, name: str, label: str) -> list[str]:
         return [name + label, paper, here, "0", NONE, NONE, NONE]
     interval, bound = confidence_interval(values), result.measured.bounds.get(name, "")
     here = "unknown" if bound == "?" else f"{bound} {_format_mean(values, quantity.digits)}".strip()
-    if late := result.measured.not_reached.get(name, 0):
-        here += f" ({len(values) - late} of {len(values)} reached it)"
+    if not_reached := result.measured.not_reached.get(name, 0):
+        here += f" ({len(values) - not_reached} of {len(values)} reached it)"
     if no_value := result.measured.no_value.get(name, 0):
         here += f" ({len(values)} of {len(values) + no_value} seeds; the others have no value)"
     ends = [format_number(end, quantity.digits) for end in (interval.low, interval.high)]

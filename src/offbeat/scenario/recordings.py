@@ -194,6 +194,6 @@ def _read_parquet(path: str) -> tuple[list[str], Rows]:
         raise
     # damaged, truncated, unknown compression, or invalid text
     except (OSError, ValueError, RuntimeError) as error:
-        why = str(error).splitlines()[0] if str(error) else "it is damaged"
-        raise DataError(f"cannot read the recording {path}: {why}") from None
+        reason = str(error).splitlines()[0] if str(error) else "it is damaged"
+        raise DataError(f"cannot read the recording {path}: {reason}") from None
     return names, enumerate(rows, start=1)

@@ -41,7 +41,7 @@ class Delays(Protocol):
 
     @property
     def unit(self) -> Unit:
-        """What the seconds of this law refer to."""
+        """The unit of the seconds: a job, a local step, or a response."""
         ...
 
     def mean_of(self, seed: int, client: int) -> float:
@@ -126,8 +126,8 @@ class SimulatedWorld:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "_per_step", self.delays.unit == "step")
-        known = not self._per_step or self.steps is not None
-        require(known, "delays per step need the steps of a job: give steps, or use unit='job'")
+        has_steps = not self._per_step or self.steps is not None
+        require(has_steps, "delays per step need the steps of a job: give steps, or use unit='job'")
         object.__setattr__(self, "_fixed", self.delays.unit == "response")
         no_transfers = isinstance(self.network, Instant) and not isinstance(self.delays, Paced)
         object.__setattr__(self, "_always", isinstance(self.availability, Always))

@@ -55,9 +55,9 @@ class UciHar:
         # one mean and one deviation for each signal, of the training windows
         mean, deviation = train[0].mean((0, 2), keepdim=True), train[0].std((0, 2), keepdim=True).clamp_min(1e-8)
         parts = [((x - mean) / deviation, y, subjects) for x, y, subjects in (train, test)]
-        how = describe_scaling("value", mean, deviation, "signal")
+        prepared = describe_scaling("value", mean, deviation, "signal")
         classes = len(HAR_ACTIVITIES)
-        return owned_dataset("uci-har", *parts, num_classes=classes, class_names=HAR_ACTIVITIES, prepared=how)
+        return owned_dataset("uci-har", *parts, num_classes=classes, class_names=HAR_ACTIVITIES, prepared=prepared)
 
 
 def _read_part(home: Path, part: str) -> tuple[Tensor, Tensor, list[int]]:
@@ -73,9 +73,9 @@ def _read_part(home: Path, part: str) -> tuple[Tensor, Tensor, list[int]]:
         if (rows, steps) != (len(labels), HAR_STEPS):
             expected = f"{len(labels)} × {HAR_STEPS}, one row for each label"
             raise DataError(f"{file} has {rows} × {steps} numbers, expected {expected}")
-        odd = np.flatnonzero(~np.isfinite(values).all(1))  # one would make every standardised value NaN
-        if len(odd):
-            raise DataError(f"{file} row {odd[0] + 1} has values that are not finite")
+        invalid = np.flatnonzero(~np.isfinite(values).all(1))  # one would make every standardised value NaN
+        if len(invalid):
+            raise DataError(f"{file} row {invalid[0] + 1} has values that are not finite")
         signals.append(values)
     if len(subjects) != len(labels):
         raise DataError(f"{subject_file} has {len(subjects)} subjects for {len(labels)} windows")
@@ -130,9 +130,9 @@ class ExtraSensory:
             minutes.add("train", x[:end], y[:end], user)
             minutes.add("test", x[start:], y[start:], user)
         train, test, labels = minutes.examples("train"), minutes.examples("test"), tuple(headers[0][1])
-        how = _standardise_features(train[0], test[0])
+        prepared = _standardise_features(train[0], test[0])
         return owned_dataset(
-            "extrasensory", train, test, num_classes=None, task="multilabel", class_names=labels, prepared=how
+            "extrasensory", train, test, num_classes=None, task="multilabel", class_names=labels, prepared=prepared
         )
 
 
@@ -160,12 +160,12 @@ def _read_user(path: Path) -> tuple[tuple[list[str], list[str]], Floats, Floats]
 def _standardise_features(train: Floats, test: Floats) -> str:
     """Standardise each feature in place, without a second copy of the data, and describe how."""
     means, deviations = [], []
-    for at in range(train.shape[1]):
-        measured = train[np.isfinite(train[:, at]), at].astype(np.float64)
+    for column in range(train.shape[1]):
+        measured = train[np.isfinite(train[:, column]), column].astype(np.float64)
         mean, deviation = (measured.mean(), measured.std()) if len(measured) else (0.0, 1.0)
         for values in (train, test):
-            standard = (values[:, at] - mean) / (deviation or 1.0)
-            values[:, at] = np.where(np.isfinite(standard), standard, 0.0)
+            standard = (values[:, column] - mean) / (deviation or 1.0)
+            values[:, column] = np.where(np.isfinite(standard), standard, 0.0)
         means.append(mean)
         deviations.append(deviation or 1.0)
     return f"{describe_scaling('value', means, deviations, 'feature')}; 0 where it was not measured"

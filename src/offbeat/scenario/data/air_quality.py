@@ -100,13 +100,13 @@ def _read_beijing_station(path: Path) -> tuple[str, Readings]:
 def _parse_hours(path: Path, parts: Floats) -> NDArray[np.datetime64]:
     """Convert the rows year, month, day and hour to times."""
     year, month, day, hour = parts
-    fine = np.isfinite(parts).all() and (parts == np.rint(parts)).all()
-    fine = fine and ((month >= 1) & (month <= 12) & (day >= 1) & (day <= 31) & (hour >= 0) & (hour <= 23)).all()
-    if not fine:
+    valid = np.isfinite(parts).all() and (parts == np.rint(parts)).all()
+    valid = valid and ((month >= 1) & (month <= 12) & (day >= 1) & (day <= 31) & (hour >= 0) & (hour <= 23)).all()
+    if not valid:
         raise DataError(f"{path}: year, month, day and hour must be integers in every row")
-    odd = year[(year < YEARS[0]) | (year > YEARS[1])]
-    if len(odd):
-        raise DataError(f"{path}: year {odd[0]:g} is out of range: {YEARS[0]} to {YEARS[1]}")
+    invalid = year[(year < YEARS[0]) | (year > YEARS[1])]
+    if len(invalid):
+        raise DataError(f"{path}: year {invalid[0]:g} is out of range: {YEARS[0]} to {YEARS[1]}")
     y, m, d, h = parts.astype(np.int64)
     months = (y - 1970).astype("M8[Y]").astype("M8[M]") + (m - 1)
     hours: NDArray[np.datetime64] = months.astype("M8[D]").astype("M8[h]") + ((d - 1) * 24 + h)
@@ -141,9 +141,9 @@ def _read_by_area(path: Path, key: str, wanted: tuple[str, ...]) -> dict[str, tu
     except ValueError:
         raise DataError(f"{path}: utc_time must have the form 2017-01-01 14:00:00") from None
     first, last = (np.datetime64(str(year), "h") for year in (YEARS[0], YEARS[1] + 1))
-    odd = np.flatnonzero(~((times >= first) & (times < last)))  # also true of NaT
-    if len(odd):
-        cell = columns["utc_time"][odd[0]]
+    invalid = np.flatnonzero(~((times >= first) & (times < last)))  # also true of NaT
+    if len(invalid):
+        cell = columns["utc_time"][invalid[0]]
         raise DataError(f"{path}: utc_time {cell!r} is out of range: years from {YEARS[0]} to {YEARS[1]}")
     values = np.stack([parse_numbers(path, name, columns[name], ("", "NA")) for name in wanted], axis=1)
     stations = np.array([name.rsplit("_", 1)[0] for name in columns[key]])
@@ -171,9 +171,9 @@ def _hourly_grid(times: NDArray[np.datetime64], weather: Floats, pollutants: Flo
     place = (times - times.min()).astype(np.int64)
     values = np.concatenate([weather, pollutants], axis=1)
     grid = np.full((int(place.max()) + 1, values.shape[1]), np.nan)
-    for at in range(values.shape[1]):
-        measured = np.flatnonzero(~np.isnan(values[:, at]))[::-1]  # in reverse, so that the first value is written last
-        grid[place[measured], at] = values[measured, at]
+    for column in range(values.shape[1]):
+        measured = np.flatnonzero(~np.isnan(values[:, column]))[::-1]  # in reverse: the first value is written last
+        grid[place[measured], column] = values[measured, column]
     return grid[:, : weather.shape[1]], grid[:, weather.shape[1] :]
 
 
@@ -197,8 +197,8 @@ def _dataset(name: str, stations: dict[str, Readings], settings: _AirWindows) ->
             windows.add(part, x, y, station)
     train, test = windows.count("train"), windows.count("test")
     if not train or not test:
-        none = f"no window of {settings.hours} hours is complete in the training or the test part"
-        raise DataError(f"{name}: {none}: use fewer hours")
+        problem = f"no window of {settings.hours} hours is complete in the training or the test part"
+        raise DataError(f"{name}: {problem}: use fewer hours")
     note = f"{possible - train - test} of {possible} windows left out for gaps"
     return windows_dataset(name, windows, class_names=POLLUTANTS, notes=(note,))
 

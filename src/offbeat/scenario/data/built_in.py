@@ -38,8 +38,8 @@ class Digits:
         mean, deviation = x[~test].mean(), x[~test].std()
         x = (x - mean) / deviation
         names = tuple(map(str, range(10)))
-        how = describe_scaling("pixel / 16", mean, deviation)
-        return Dataset("digits", x[~test], y[~test], x[test], y[test], 10, class_names=names, prepared=how)
+        prepared = describe_scaling("pixel / 16", mean, deviation)
+        return Dataset("digits", x[~test], y[~test], x[test], y[test], 10, class_names=names, prepared=prepared)
 
 
 def _digits_table() -> NDArray[np.float64]:

@@ -88,11 +88,11 @@ def _load(
     parts = [read_batch(home / file, classes) for file in files]
     x_train, y_train = (torch.cat(pieces) for pieces in zip(*parts[:-1], strict=True))
     x_test, y_test = parts[-1]
-    train, test, how = standardise_images(x_train, x_test)
+    train, test, prepared = standardise_images(x_train, x_test)
     # a file that ends after a complete record has a valid form
     counts = (("training", len(train), TRAIN_IMAGES), ("test", len(test), TEST_IMAGES))
     notes = tuple(f"{count:,} of {most:,} {part} pictures are there" for part, count, most in counts if count != most)
-    return Dataset(name, train, y_train, test, y_test, classes, class_names=names, prepared=how, notes=notes)
+    return Dataset(name, train, y_train, test, y_test, classes, class_names=names, prepared=prepared, notes=notes)
 
 
 def _read_binary(path: Path, classes: int) -> tuple[Tensor, Tensor]:

@@ -54,7 +54,7 @@ class HeartDisease:
         for hospital, checksum in HOSPITALS.items():
             name = f"processed.{hospital}.data"
             rows = _read_patients(find_file("heart-disease", (name,), checksum, (HEART_URL + name,), HEART_PAGE))
-            indicators = [rows[:, at] == value for at, values in (CHEST_PAIN, ECG) for value in values]
+            indicators = [rows[:, column] == value for column, values in (CHEST_PAIN, ECG) for value in values]
             x = np.column_stack([rows[:, MEASURED_COLUMNS], rows[:, BINARY_COLUMNS], *indicators])
             y = (rows[:, -1] > 0).astype(np.int64)  # 0: healthy, 1 to 4: degree of disease
             training = _training_patients(y)
@@ -68,8 +68,8 @@ class HeartDisease:
             inputs[:, measured] = (inputs[:, measured] - mean) / deviation
         parts = [(inputs.astype(np.float32), labels, owners) for inputs, labels, owners in (train, test)]
         scaling = describe_scaling("value", mean, deviation, "column")
-        how = f"{scaling}, of the {len(MEASURED_COLUMNS)} measured; indicators as they are"
-        return owned_dataset("heart-disease", *parts, num_classes=2, class_names=("healthy", "sick"), prepared=how)
+        prepared = f"{scaling}, of the {len(MEASURED_COLUMNS)} measured; indicators as they are"
+        return owned_dataset("heart-disease", *parts, num_classes=2, class_names=("healthy", "sick"), prepared=prepared)
 
 
 def _read_patients(path: Path) -> NDArray[np.float64]:
@@ -81,8 +81,8 @@ def _read_patients(path: Path) -> NDArray[np.float64]:
     if not cells:
         raise DataError(f"{path} is empty")
     columns = enumerate(zip(*cells, strict=True), 1)
-    table = np.stack([parse_numbers(path, f"column {at}", column, ("?", "-9")) for at, column in columns], axis=1)
-    used = [at for at in range(HEART_COLUMNS) if at not in DROPPED_COLUMNS]
+    table = np.stack([parse_numbers(path, f"column {number}", cell, ("?", "-9")) for number, cell in columns], axis=1)
+    used = [column for column in range(HEART_COLUMNS) if column not in DROPPED_COLUMNS]
     rows = table[~np.isnan(table[:, used]).any(1)]
     if len(rows) < 6:
         raise DataError(f"{path} has {len(rows)} complete rows: too few to split")
@@ -137,11 +137,11 @@ class TcgaBrca:
         ages = x[parts["train"][0], 0]
         mean, deviation = ages.mean(), ages.std() or 1
         x[:, 0] = (x[:, 0] - mean) / deviation  # the only column that is not an indicator
-        how = f"{describe_scaling('age', mean, deviation)}; indicators as they are"
-        examples = [(x[rows], y[rows], regions) for rows, regions in parts.values()]
+        prepared = f"{describe_scaling('age', mean, deviation)}; indicators as they are"
+        data = [(x[rows], y[rows], regions) for rows, regions in parts.values()]
         names = ("time", "event")
         return owned_dataset(
-            "tcga-brca", *examples, owner="region ", num_classes=None, task="survival", class_names=names, prepared=how
+            "tcga-brca", *data, owner="region ", num_classes=None, task="survival", class_names=names, prepared=prepared
         )
 
 
@@ -201,10 +201,10 @@ class Ixi(ScenarioSettings):
         x = torch.stack([self._image(path) for path, _, _ in subjects])
         y = torch.stack([self._label(path) for path, _, _ in subjects])
         parts = [(x[part], y[part], np.array(centres)[part.numpy()].tolist()) for part in (~test, test)]
-        how = f"resized to {self.shape}, then (voxel - mean) / deviation of the volume itself"
+        prepared = f"resized to {self.shape}, then (voxel - mean) / deviation of the volume itself"
         names = ("other", "brain")
         return owned_dataset(
-            "ixi", *parts, num_classes=2, task="segmentation", class_names=names, prepared=how, notes=notes
+            "ixi", *parts, num_classes=2, task="segmentation", class_names=names, prepared=prepared, notes=notes
         )
 
     def _image(self, subject: Path) -> Tensor:

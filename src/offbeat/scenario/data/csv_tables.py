@@ -50,8 +50,8 @@ class CsvTable:
     rows: list[list[str]]
 
     def __getitem__(self, name: str) -> list[str]:
-        at = self.names.index(name)
-        return [row[at] for row in self.rows]
+        column = self.names.index(name)
+        return [row[column] for row in self.rows]
 
 
 def read_table(path: Path, wanted: tuple[str, ...]) -> CsvTable:

@@ -228,8 +228,8 @@ def _fetch(folder: str, wanted: Published, page: str, instead: str = "") -> Path
     return path
 
 
-def _missing_message(path: Path, page: str, instead: str = "", why: str = "") -> str:
+def _missing_message(path: Path, page: str, instead: str = "", reason: str = "") -> str:
     """Return the message for a missing file: where to put it, or what instead, and why it was not downloaded."""
     root = f"set OFFBEAT_DATA to the folder that contains {path.relative_to(data_root())}"
     source = f"; download it from {page}" if page else ""
-    return f"{path} is missing: put the file there{instead}, or {root}{source}{why}"
+    return f"{path} is missing: put the file there{instead}, or {root}{source}{reason}"

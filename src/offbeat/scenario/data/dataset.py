@@ -185,8 +185,8 @@ def _check_target_form(what: str, y: Tensor, task: TaskName | None) -> None:
         "multilabel": (y.ndim == 2, "multilabel needs 0 or 1 for each label"),
         "survival": (tuple(y.shape[1:]) == (2,), "survival needs time and event, (2,)"),
     }
-    fine, expected = shapes.get(task or "", (True, ""))
-    if not fine:
+    valid, expected = shapes.get(task or "", (True, ""))
+    if not valid:
         raise DataError(f"{what} have shape {tuple(y.shape[1:])} for each example: {expected}")
     integers = not (y.is_floating_point() or y.is_complex())
     if task in ("classification", "segmentation") and not integers:
@@ -258,8 +258,8 @@ def windows_dataset(name: str, windows: OwnedExamples, **more: Any) -> Dataset:
         (((x - mean) / deviation).astype(np.float32), y.astype(np.float32), owners)
         for x, y, owners in (train, windows.examples("test"))
     ]
-    how = describe_scaling("value", mean, deviation, "feature")
-    return owned_dataset(name, *parts, num_classes=None, prepared=how, **more)
+    prepared = describe_scaling("value", mean, deviation, "feature")
+    return owned_dataset(name, *parts, num_classes=None, prepared=prepared, **more)
 
 
 # ---------------------------------------------------------------- training and test part
@@ -276,8 +276,8 @@ def every_fifth(labels: Tensor) -> Tensor:
 
 def check_time_shares(what: str, train: float, test: float) -> None:
     """Check the shares of an owner's time that are for training and for the test."""
-    fine = 0 < train < 1 and 0 < test < 1 and train + test <= 1 + 1e-9
-    require(fine, f"{what} train = {train}, test = {test}: must be shares in (0, 1) that sum to at most 1")
+    valid = 0 < train < 1 and 0 < test < 1 and train + test <= 1 + 1e-9
+    require(valid, f"{what} train = {train}, test = {test}: must be shares in (0, 1) that sum to at most 1")
 
 
 def split_in_time(length: int, train: float, test: float) -> tuple[int, int]:

@@ -82,8 +82,8 @@ class FitRec(ScenarioSettings):
                     examples.add(part, *self._windows(workout), user)
         notes = (f"{long} of {total} workouts left out: longer than two days",) if long else ()
         if not examples.count("train") or not examples.count("test"):
-            none = f"no window of {self.steps} steps in the training or the test workouts"
-            raise DataError(f"{path}: {none}{''.join(f' ({note})' for note in notes)}: use fewer steps")
+            problem = f"no window of {self.steps} steps in the training or the test workouts"
+            raise DataError(f"{path}: {problem}{''.join(f' ({note})' for note in notes)}: use fewer steps")
         return windows_dataset("fitrec", examples, class_names=(self.target,), notes=notes)
 
     def _draw_users(self, path: Path) -> dict[int, str]:
@@ -94,8 +94,8 @@ class FitRec(ScenarioSettings):
             if count >= self.min_workouts:
                 favourite.setdefault(user, kind)
         if len(favourite) < self.users:
-            few = f"{len(favourite)} users have at least {self.min_workouts} workouts of one sport"
-            raise DataError(f"{path}: {few}, {self.users} are needed: lower users or min_workouts")
+            problem = f"{len(favourite)} users have at least {self.min_workouts} workouts of one sport"
+            raise DataError(f"{path}: {problem}, {self.users} are needed: lower users or min_workouts")
         drawn = draws.sample(sorted(favourite), self.users, self.seed, "fitrec users")
         return {user: favourite[user] for user in drawn}
 

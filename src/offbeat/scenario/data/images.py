@@ -104,12 +104,12 @@ class Isic2019(ScenarioSettings):
         if not set(labels) <= set(range(classes)):
             raise DataError(f"{table}: target must be an integer from 0 to {classes - 1}")
         centres = parse_numbers(table, "center", columns["center"])
-        odd = [centre for centre in centres if not (centre >= 0 and centre == int(centre))]  # also NaN
-        if odd:
-            raise DataError(f"{table}: center {odd[0]:g} must be an integer from 0 up")
-        wrong = sorted(set(folds) - {"train", "test"})
-        if wrong or len(set(folds)) != 2:
-            actual = f", not {wrong[0]!r}" if wrong else ""
+        invalid = [centre for centre in centres if not (centre >= 0 and centre == int(centre))]  # also NaN
+        if invalid:
+            raise DataError(f"{table}: center {invalid[0]:g} must be an integer from 0 up")
+        unknown = sorted(set(folds) - {"train", "test"})
+        if unknown or len(set(folds)) != 2:
+            actual = f", not {unknown[0]!r}" if unknown else ""
             raise DataError(f"{table}: fold must be train or test, and both must occur{actual}")
         if any("/" in image or "\\" in image or image.startswith(".") for image in images):
             raise DataError(f"{table}: image must be a bare name such as ISIC_0000000")
@@ -167,8 +167,8 @@ class TinyImageNet:
         words = dict(line.split("\t", 1) for line in lines if "\t" in line)
         class_names = tuple(words.get(name, name).split(",")[0] for name in names)
         train, test = _read_examples(paths), _read_examples(test_paths)
-        few = len(names) != TINY_IMAGENET_CLASSES
-        notes = (f"{len(names)} of {TINY_IMAGENET_CLASSES} classes are there",) if few else ()
+        incomplete = len(names) != TINY_IMAGENET_CLASSES
+        notes = (f"{len(names)} of {TINY_IMAGENET_CLASSES} classes are there",) if incomplete else ()
         pixels = channel_statistics(train[0])
         return Dataset(
             "tiny-imagenet", *train, *test, num_classes=len(names), class_names=class_names, pixels=pixels, notes=notes

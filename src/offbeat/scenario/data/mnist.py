@@ -78,8 +78,8 @@ def _load(folder: str, checksums: tuple[str, ...], urls: tuple[str, ...], names:
     mean, deviation = pixels.mean(), pixels.std()
     train = pixels.sub_(mean).div_(deviation).unsqueeze(1)
     test = x_test.float().div_(255).sub_(mean).div_(deviation).unsqueeze(1)
-    how = describe_scaling("pixel / 255", mean, deviation)
-    return Dataset(folder, train, y_train.long(), test, y_test.long(), CLASSES, class_names=names, prepared=how)
+    prepared = describe_scaling("pixel / 255", mean, deviation)
+    return Dataset(folder, train, y_train.long(), test, y_test.long(), CLASSES, class_names=names, prepared=prepared)
 
 
 def read_idx(path: Path) -> Tensor:

@@ -83,9 +83,9 @@ def text_dataset(name: str, texts: Texts, vocabulary: int, length: int, tokenize
     else:
         x_train, x_test, size = _tokenize(tokenizer, texts, length)
     units = "most frequent words of the training texts" if tokenizer is None else f"pieces of {Path(tokenizer).name}"
-    how = f"{length} numbers a text, of the {units}; 0 pads, {size} are known"
+    prepared = f"{length} numbers a text, of the {units}; 0 pads, {size} are known"
     names, notes, examples = texts.class_names, texts.notes, (x_train, texts.y_train, x_test, texts.y_test)
-    return Dataset(name, *examples, len(names), class_names=names, vocabulary=size, prepared=how, notes=notes)
+    return Dataset(name, *examples, len(names), class_names=names, vocabulary=size, prepared=prepared, notes=notes)
 
 
 def _tokenize(folder: str, texts: Texts, length: int) -> tuple[Tensor, Tensor, int]:

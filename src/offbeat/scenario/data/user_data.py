@@ -181,10 +181,10 @@ def _stack_pairs(pairs: Pairs, what: str) -> tuple[Tensor, Tensor]:
     if not xs:
         raise DataError(f"{what}: no examples")
     for kind, values in (("input", xs), ("target", ys)):
-        odd = next((i for i, v in enumerate(values) if v.shape != values[0].shape), None)
-        if odd is not None:
-            differs = f"has shape {tuple(values[odd].shape)}, the first {tuple(values[0].shape)}"
-            raise DataError(f"{what} {kind} {odd} {differs}: all must have the same shape")
+        different = next((i for i, v in enumerate(values) if v.shape != values[0].shape), None)
+        if different is not None:
+            differs = f"has shape {tuple(values[different].shape)}, the first {tuple(values[0].shape)}"
+            raise DataError(f"{what} {kind} {different} {differs}: all must have the same shape")
     return torch.stack(xs), torch.stack(ys)
 
 
@@ -243,9 +243,9 @@ def _check_lengths(arrays: Arrays, where: str) -> None:
 def _concatenate(parts: list[tuple[str, Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
     """Concatenate the inputs and the targets of all owners, which must have equal shapes and dtypes."""
     kinds = [(tuple(x.shape[1:]), x.dtype, tuple(y.shape[1:]), y.dtype) for _, x, y in parts]
-    odd = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
-    if odd is not None:
-        differs = f"{parts[odd][0]} has {kinds[odd]}, {parts[0][0]} {kinds[0]}"
+    different = next((i for i, kind in enumerate(kinds) if kind != kinds[0]), None)
+    if different is not None:
+        differs = f"{parts[different][0]} has {kinds[different]}, {parts[0][0]} {kinds[0]}"
         raise DataError(f"{differs}: shapes and dtypes of all clients must be the same")
     return torch.cat([x for _, x, _ in parts]), torch.cat([y for _, _, y in parts])
 

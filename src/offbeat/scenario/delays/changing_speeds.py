@@ -45,8 +45,8 @@ class Changing(ScenarioSettings, Delays):
         super().__post_init__()
         counts = f"{len(self.at)} times and {len(self.factors)} factors"
         require(len(self.at) == len(self.factors), f"Changing: {counts}: give one factor for each time")
-        already = f"Changing: {type(self.delays).__name__} already changes with time"
-        require(not isinstance(self.delays, Paced), f"{already}: give all times and factors to one law")
+        problem = f"Changing: {type(self.delays).__name__} already changes with time"
+        require(not isinstance(self.delays, Paced), f"{problem}: give all times and factors to one law")
 
     @property
     def unit(self) -> Unit:
@@ -121,8 +121,8 @@ class Replayed(Delays):
         object.__setattr__(self, "seconds_per_step", tuple(tuple(map(float, jobs)) for jobs in self.seconds_per_step))
         for client, jobs in enumerate(self.seconds_per_step):
             require(len(jobs) > 0, f"delays: nothing was recorded of client {client}")
-            fine = all(s > 0 and isfinite(s) for s in jobs)
-            require(fine, f"delays: client {client}: seconds must be positive and finite")
+            valid = all(s > 0 and isfinite(s) for s in jobs)
+            require(valid, f"delays: client {client}: seconds must be positive and finite")
 
     def mean_of(self, seed: int, client: int) -> float:
         return fmean(self.seconds_per_step[client])
@@ -135,7 +135,7 @@ class Replayed(Delays):
 
     def covers(self, clients: Iterable[int]) -> None:
         """Check before a run that jobs of every client were recorded."""
-        known = len(self.seconds_per_step)
+        count = len(self.seconds_per_step)
         for client in clients:
-            if client >= known:
-                raise ConfigError(f"delays of {known} clients were recorded: there is none for client {client}")
+            if client >= count:
+                raise ConfigError(f"delays of {count} clients were recorded: there is none for client {client}")

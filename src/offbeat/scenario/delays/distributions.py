@@ -174,8 +174,8 @@ class PerClient(DelayDistribution):
     means: Rates  # seconds of each client; for sites in a file also by name: {bern: 20, zug: 240}
 
     def mean_of(self, seed: int, client: int) -> float:
-        known = len(self.means)
-        require(0 <= client < known, f"PerClient: no delay for client {client}, there are {known}")
+        count = len(self.means)
+        require(0 <= client < count, f"PerClient: no delay for client {client}, there are {count}")
         return self.means[client]
 
     def covers(self, clients: Iterable[int]) -> None:

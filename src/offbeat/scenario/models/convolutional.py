@@ -63,8 +63,8 @@ class Cnn(ImageModel):
         if min(high, wide) < 1:
             count = len(self.channels) if self.pool == "each" else 1
             poolings = f"{count} pooling{'s' if count > 1 else ''}"
-            nothing = f"convolutions and {poolings} leave nothing of {input_shape[1]}×{input_shape[2]} inputs"
-            raise ConfigError(f"cnn: {nothing}: use fewer channels than {self.channels}")
+            problem = f"convolutions and {poolings} leave nothing of {input_shape[1]}×{input_shape[2]} inputs"
+            raise ConfigError(f"cnn: {problem}: use fewer channels than {self.channels}")
 
         padding = self.kernel // 2 if self.padding == "same" else 0
         layers: list[nn.Module] = []

@@ -191,5 +191,5 @@ def _reading_errors(folder: Path) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, KeyError, SafetensorError) as error:
-        why = " ".join(str(error).split())[:300]
-        raise DataError(f"{folder} does not have an encoder that transformers can read: {why}") from None
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"{folder} does not have an encoder that transformers can read: {reason}") from None

@@ -79,8 +79,8 @@ class DirichletEqual(ScenarioSettings):
         mix = [_cumulative_mix(mixes[k], stacks) for k in range(clients)]  # of the remaining classes
         picks, again = rng.random((len(classes), 2)).tolist(), rng.random(len(classes)).tolist()
         for (pick, draw), redraw in zip(picks, again, strict=True):
-            at = int(pick * len(open_clients))
-            client = open_clients[at]
+            position = int(pick * len(open_clients))
+            client = open_clients[position]
             c = bisect_right(mix[client], draw)  # the class whose interval in [0, 1) contains the draw
             if not stacks[c]:  # the class is used up: renormalise the client's mix
                 mix[client] = _cumulative_mix(mixes[client], stacks)
@@ -88,7 +88,7 @@ class DirichletEqual(ScenarioSettings):
             owner[stacks[c].pop()] = client
             free[client] -= 1
             if free[client] == 0:
-                open_clients.pop(at)
+                open_clients.pop(position)
         return rows_by_owner(owner, clients)
 
 
@@ -168,8 +168,8 @@ class ClassSubsets(ScenarioSettings):
         if self.most > count:
             raise DataError(f"classes: most = {self.most}, but the data has {count} classes: lower most")
         if clients * self.most < count:
-            few = f"{clients} clients of at most {self.most} classes"
-            raise DataError(f"classes: {few} cannot have all {count}: raise most")
+            problem = f"{clients} clients of at most {self.most} classes"
+            raise DataError(f"classes: {problem} cannot have all {count}: raise most")
         failed = (
             f"classes: in {MAX_TRIES} tries no draw gave each of {count} classes a client and each of {clients} "
             f"clients an example: raise fewest and most, or use other clients than {clients}"
@@ -213,9 +213,9 @@ class MainClass(ScenarioSettings):
         names, classes = number_classes("main-class", labels)
         available = np.bincount(classes)
         wanted = self._wanted(available, clients)
-        short = np.flatnonzero(wanted.sum(0) > available)
-        if len(short):
-            c = short[0]
+        scarce = np.flatnonzero(wanted.sum(0) > available)
+        if len(scarce):
+            c = scarce[0]
             need = f"{clients} clients need {int(wanted[:, c].sum())} examples of class {int(names[c])}"
             raise DataError(
                 f"main-class: {need}, there are {int(available[c])}: use a multiple of {len(names)} clients, lower "
@@ -238,8 +238,8 @@ class MainClass(ScenarioSettings):
         size = int(available.min()) * count // clients if self.size is None else self.size
         each = int(size * self.share + 1e-9) // main  # 0.29 * 100 is 28.999..., not 28
         if each < 1:
-            few = f"{size} examples for each client are too few for {main} main classes"
-            raise DataError(f"main-class: {few}: use fewer clients than {clients}")
+            problem = f"{size} examples for each client are too few for {main} main classes"
+            raise DataError(f"main-class: {problem}: use fewer clients than {clients}")
         wanted = np.full((clients, count), (size - each * main) // (count - main), dtype=np.int64)
         for client in range(clients):
             wanted[client, (main * client + np.arange(main)) % count] = each
@@ -275,8 +275,8 @@ class Pieces(ScenarioSettings):
             owner[pieces[c][size]] = turns[number % clients]
         parts = rows_by_owner(owner, clients)
         if min(map(len, parts)) == 0:
-            none = f"with {len(labels)} examples in {total} pieces a client has none"
-            raise DataError(f"pieces: {none}: use fewer sizes or clients")
+            problem = f"with {len(labels)} examples in {total} pieces a client has none"
+            raise DataError(f"pieces: {problem}: use fewer sizes or clients")
         return parts
 
 
@@ -288,7 +288,7 @@ class Disjoint:
         require_enough_examples(len(labels), clients, 1)
         names, classes = number_classes("disjoint", labels)
         if len(names) < clients:
-            few = f"{clients} clients, but only {len(names)} classes"
-            raise DataError(f"disjoint: {few}: use at most {len(names)} clients, or classes")
+            problem = f"{clients} clients, but only {len(names)} classes"
+            raise DataError(f"disjoint: {problem}: use at most {len(names)} clients, or classes")
         holder = np.concatenate([np.full(len(part), k) for k, part in enumerate(np.array_split(names, clients))])
         return rows_by_owner(holder[classes], clients)

@@ -38,9 +38,9 @@ class Split:
     validation: float = 0.0  # share that is not used
 
     def __post_init__(self) -> None:
-        fine = 0 < self.train <= 1 and self.validation >= 0 and self.train + self.validation <= 1 + 1e-9
+        valid = 0 < self.train <= 1 and self.validation >= 0 and self.train + self.validation <= 1 + 1e-9
         actual = f"split train = {self.train}, validation = {self.validation}"
-        require(fine, f"{actual}: must be shares, train above 0, together 1 or less")
+        require(valid, f"{actual}: must be shares, train above 0, together 1 or less")
 
     @property
     def test(self) -> float:
@@ -74,6 +74,6 @@ class Split:
         sizes = [len(part) for part in cut_by_shares(np.arange(examples), shares)]
         for name, share, size in zip(ClientParts._fields, shares, sizes, strict=True):
             if share > 0 and name != "validation" and size == 0:
-                few = f"client {client} has {examples} examples: too few for a {name} part of {share:g} of them"
-                raise DataError(f"{few}; use fewer clients, or a smaller test part")
+                problem = f"client {client} has {examples} examples: too few for a {name} part of {share:g} of them"
+                raise DataError(f"{problem}; use fewer clients, or a smaller test part")
         return sizes

@@ -49,9 +49,11 @@ class Natural(ScenarioSettings):
         owners, counts = np.unique(groups.cpu().numpy(), return_counts=True)
         usable: list[int] = owners[counts >= self.min_examples].tolist()
         if len(usable) < (1 if clients is None else clients):
-            few = "" if self.min_examples == 1 else f" with {self.min_examples} examples or more"
+            least = "" if self.min_examples == 1 else f" with {self.min_examples} examples or more"
             cure = f"set clients to {len(usable)} or fewer" if usable else "lower min_examples"
-            raise DataError(f"natural: {clients or 'all'} clients, but the data has {len(usable)} owners{few}: {cure}")
+            raise DataError(
+                f"natural: {clients or 'all'} clients, but the data has {len(usable)} owners{least}: {cure}"
+            )
         chosen = usable if clients is None else draws.sample(usable, clients, seed, "partition")
         return [(groups == owner).nonzero().squeeze(1) for owner in chosen]
 
@@ -73,8 +75,8 @@ class Draws(ScenarioSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         span = self.size if isinstance(self.size, tuple) else (self.size, self.size)
-        fine = len(span) == 2 and all(type(bound) is int for bound in span) and 1 <= span[0] <= span[1]
-        require(fine, f"Draws: size = {self.size}: must be an integer, at least 1, or two of them, low and high")
+        valid = len(span) == 2 and all(type(bound) is int for bound in span) and 1 <= span[0] <= span[1]
+        require(valid, f"Draws: size = {self.size}: must be an integer, at least 1, or two of them, low and high")
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> ComputedRows:
         require(1 <= clients <= MAX_CLIENTS, f"draws: clients = {clients}: must be from 1 to {MAX_CLIENTS}")
