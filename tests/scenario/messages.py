@@ -237,7 +237,6 @@ CIFAR_BATCHES = [
     (bytes(3072), "has 3072 bytes, not a multiple of the record size"),
     (bytes([10]) + bytes(3072), "each image needs one label from 0 to 9"),
 ]
-CIFAR_MISSING = r"cifar10/cifar-10-binary.tar.gz is missing: put the file there \(or its contents"
 HEART_LINES = [
     ("40,1,1,130,200,0,0,150,0,1.5,?,?,?,9", "the diagnosis \\(last column\\) must be 0 to 4"),
     ("40,1,1,130", "line 1 has 4 values, expected 14"),
@@ -459,7 +458,6 @@ DISTILBERT_ENCODER = "does not have an encoder that transformers can read"
 FAULT_NAME = "unknown faults 'crsh': did you mean 'crash'"
 FAULT_PROBABILITY = r"faults\[1\].*probability = 7"
 FAULT_SETTING = "unknown setting 'hours_a_day'"
-MNIST_MISSING = r"mnist/train-images-idx3-ubyte.gz is missing: put the file there, or set OFFBEAT_DATA"
 MNIST_DAMAGED = "is damaged: its MD5 is"
 MNIST_LABEL = "each image needs one label from 0 to 9"
 CLIENT_DATA = "no data for client 12: there are 12 clients, 0, 1, 2, 3, 4, …"
@@ -473,6 +471,12 @@ CLASS_LABELS = "need one class label for each example"
 
 # ---------------------------------------------------------------- by a key, for inputs that a test makes
 
+PRETRAINED_FILES = {
+    "other": "has the weights of another model: it lacks 'bn1.weight'",
+    "torn": "cannot be read as safetensors",
+    "none": "is missing: put the pretrained weights there",
+}
+NPZ_HEADERS = {"(1000000000000000,)": "more values than fit in memory", "(1000,)": "is not a complete .npz file"}
 CIFAR_PICKLES = {
     "function": "it names posix.system, which arrays do not need: refused",
     "no arrays": "is not a batch of CIFAR",

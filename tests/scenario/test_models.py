@@ -35,6 +35,7 @@ from offbeat.scenario.models.convolutional import ASO_FED_FASHION, FEDCOMPASS_MN
 from offbeat.training.client_data import ClientData
 from offbeat.training.sensitivity import Sensitivity
 from offbeat.training.trainer import Trainer, Training
+from scenario import messages
 
 # the smallest of each, so that every property can be tried on every one; DistilBERT has a file of its own
 SMALL: dict[str, tuple[Any, tuple[int, ...]]] = {
@@ -252,11 +253,7 @@ def test_published_weights_are_read_and_a_last_layer_for_another_task_is_not(tmp
     assert torch.equal(other.classifier.weight, fresh.classifier.weight)  # type: ignore[arg-type, union-attr]
     save_file({"conv_stem.weight": torch.zeros(32, 3, 3, 3)}, tmp_path / "other.safetensors")
     (tmp_path / "torn.safetensors").write_bytes(b"torn")
-    for file, message in (
-        ("other", "has the weights of another model: it lacks 'bn1.weight'"),
-        ("torn", "cannot be read as safetensors"),
-        ("none", "is missing: put the pretrained weights there"),
-    ):
+    for file, message in messages.PRETRAINED_FILES.items():
         with pytest.raises(DataError, match=message):
             EfficientNet(weights=str(tmp_path / f"{file}.safetensors")).build((3, 32, 32), 4, seed=1)
 

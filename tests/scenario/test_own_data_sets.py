@@ -123,10 +123,7 @@ def test_invalid_npz_files_are_refused(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(DataError, match=messages.NPZ_CUT):
         from_npz(tmp_path)
-    for shape, message in (
-        ("(1000000000000000,)", "more values than fit in memory"),
-        ("(1000,)", "is not a complete .npz file"),
-    ):
+    for shape, message in messages.NPZ_HEADERS.items():
         header = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
         with zipfile.ZipFile(path, "w") as archive:
             archive.writestr("x.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + bytes(80))

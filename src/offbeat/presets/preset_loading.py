@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import get_args
 
-from offbeat.core.errors import ConfigError, unknown_name
+from offbeat.core.errors import require, unknown_name
 from offbeat.experiment import Preset, Scale
 from offbeat.papers import load_paper_preset, paper_preset_functions
 from offbeat.presets.general import GENERAL_PRESETS
@@ -22,11 +22,8 @@ def scales(name: str) -> list[str]:
 
 def load(name: str, scale: Scale | None = None) -> Preset:
     """Return the preset with this name; the default scale of a paper's preset is the paper's."""
-    if scale is not None and scale not in get_args(Scale):
-        raise unknown_name("scale", scale, get_args(Scale))
     if name in GENERAL_PRESETS:
-        if scale is not None:
-            raise ConfigError(f"preset {name!r} has only one scale: omit {scale!r}")
+        require(scale is None, f"preset {name!r} has only one scale: omit {scale!r}")
         return GENERAL_PRESETS[name]()
     if name not in paper_preset_functions():
         raise unknown_name("preset", name, names())
