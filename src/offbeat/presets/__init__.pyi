@@ -1,8 +1,8 @@
 from offbeat.experiment import Preset as Preset
 from offbeat.experiment import Scale as Scale
-from offbeat.presets.preset_loading import load as load
-from offbeat.presets.preset_loading import names as names
-from offbeat.presets.preset_loading import scales as scales
+from offbeat.presets.general import load as load
+from offbeat.presets.general import names as names
+from offbeat.presets.general import scales as scales
 from offbeat.presets.stand_in_sites import DATA_NOTE as DATA_NOTE
 from offbeat.presets.stand_in_sites import SiteDescription as SiteDescription
 from offbeat.presets.stand_in_sites import make_experiment as make_experiment

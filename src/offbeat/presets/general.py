@@ -1,4 +1,4 @@
-"""Presets that belong to no paper: quickstart, digits, mnist, heart-disease, tcga-brca and scale-1m.
+"""Presets that belong to no paper, and the lookup of all presets by name.
 
 Except in scale-1m, all methods run with the same clients, delays and seeds. Delays are per local step, so a method that
 requests fewer steps gets its update sooner, as FedCompass assumes. All other methods take the same number of steps per
@@ -10,12 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
+from offbeat.core.errors import require, unknown_name
 from offbeat.core.protocol import Strategy
 from offbeat.core.strategies import REGISTRY, FedAsync, FedBuff
 from offbeat.engine import Target, Until
-from offbeat.experiment import Preset
+from offbeat.experiment import Preset, Scale
 from offbeat.experiment.spec import Experiment
+from offbeat.papers import load_paper_preset, paper_preset_functions
 from offbeat.scenario import Diurnal
 from offbeat.scenario.data import Synthetic
 from offbeat.scenario.delays import Uniform
@@ -120,3 +123,23 @@ GENERAL_PRESETS: dict[str, Callable[[], Preset]] = {
     ),
     "scale-1m": million,
 }
+
+
+def names() -> list[str]:
+    """List the names of all presets: the general ones, then paper by paper."""
+    return [*sorted(GENERAL_PRESETS), *paper_preset_functions()]
+
+
+def scales(name: str) -> list[str]:
+    """List the scales of a preset; a general preset has one scale without a name."""
+    return list(get_args(Scale)) if name in paper_preset_functions() else []
+
+
+def load(name: str, scale: Scale | None = None) -> Preset:
+    """Return the preset with this name; the default scale of a paper's preset is the paper's."""
+    if name in GENERAL_PRESETS:
+        require(scale is None, f"preset {name!r} has only one scale: omit {scale!r}")
+        return GENERAL_PRESETS[name]()
+    if name not in paper_preset_functions():
+        raise unknown_name("preset", name, names())
+    return load_paper_preset(name, scale)

@@ -13,8 +13,7 @@ from torch import Tensor
 
 from offbeat.core.errors import DataError
 from offbeat.core.threads import one_thread
-from offbeat.scenario.data.csv_tables import parse_matrix, read_matrix, read_text
-from offbeat.scenario.data.data_files import Published, find_files, find_folder
+from offbeat.scenario.data.data_files import Published, find_files, find_folder, parse_matrix, read_matrix, read_text
 from offbeat.scenario.data.dataset import (
     Dataset,
     OwnedExamples,

@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 
 from offbeat.core.errors import DataError
 from offbeat.core.settings import least
-from offbeat.scenario.data.csv_tables import parse_numbers, read_table
-from offbeat.scenario.data.data_files import Published, find_file, find_files
+from offbeat.scenario.data.data_files import Published, find_file, find_files, parse_numbers, read_table
 from offbeat.scenario.data.dataset import Dataset, OwnedExamples, check_time_shares, split_in_time, windows_dataset
 from offbeat.scenario.scenario_settings import Count, ScenarioSettings
 

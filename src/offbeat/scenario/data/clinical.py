@@ -18,8 +18,17 @@ from torch.nn.functional import interpolate
 from offbeat.core.errors import DataError
 from offbeat.core.settings import Must
 from offbeat.core.threads import one_thread
-from offbeat.scenario.data.csv_tables import parse_numbers, read_table, read_text
-from offbeat.scenario.data.data_files import Published, data_root, find_file, find_folder, read_bytes, truncated
+from offbeat.scenario.data.data_files import (
+    Published,
+    data_root,
+    find_file,
+    find_folder,
+    parse_numbers,
+    read_bytes,
+    read_table,
+    read_text,
+    truncated,
+)
 from offbeat.scenario.data.dataset import Dataset, OwnedExamples, describe_scaling, every_fifth, owned_dataset
 from offbeat.scenario.scenario_settings import ScenarioSettings
 

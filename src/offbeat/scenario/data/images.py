@@ -13,8 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from offbeat.core.errors import DataError
-from offbeat.scenario.data.csv_tables import parse_numbers, read_table
-from offbeat.scenario.data.data_files import Published, find_file, find_folder
+from offbeat.scenario.data.data_files import Published, find_file, find_folder, parse_numbers, read_table
 from offbeat.scenario.data.dataset import Dataset, Pixels, describe_scaling, owned_dataset
 from offbeat.scenario.scenario_settings import Count, ScenarioSettings
 

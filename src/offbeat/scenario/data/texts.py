@@ -20,7 +20,6 @@ from torch import Tensor
 
 from offbeat.core.errors import DataError
 from offbeat.core.settings import DataFile, least
-from offbeat.scenario.data.csv_tables import read_text
 from offbeat.scenario.data.data_files import (
     Published,
     below_root,
@@ -28,6 +27,7 @@ from offbeat.scenario.data.data_files import (
     data_root,
     find_file,
     find_folder,
+    read_text,
     truncated,
 )
 from offbeat.scenario.data.dataset import Dataset, every_fifth

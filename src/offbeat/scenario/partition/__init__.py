@@ -5,7 +5,7 @@ An example has at most one client, except in `draws`. A client's examples are in
 
 from __future__ import annotations
 
-from offbeat.scenario.partition.assignment import Partition, class_counts
+from offbeat.scenario.partition.assignment import Partition, Split, class_counts
 from offbeat.scenario.partition.label_skew import (
     ClassSubsets,
     Dirichlet,
@@ -15,7 +15,6 @@ from offbeat.scenario.partition.label_skew import (
     MainClass,
     Pieces,
 )
-from offbeat.scenario.partition.local_split import Split
 from offbeat.scenario.partition.random_and_natural import Draws, Iid, Natural
 from offbeat.scenario.scenario_settings import former_names
 
