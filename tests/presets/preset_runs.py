@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from math import isfinite, prod
+from pathlib import Path
 
+import pytest
 import torch
 
 from offbeat import presets
 from offbeat.engine.until import Until
 from offbeat.experiment import build
 from offbeat.experiment.spec.config import Experiment, name_of
-from offbeat.scenario.data import Dataset
+from offbeat.scenario.data import Dataset, load
 from offbeat.training.evaluation import Survey
 
 PAPERS = [name for name in presets.names() if "/" in name]
@@ -57,6 +60,15 @@ def synthetic_data(name: str) -> Dataset:
         names = tuple(map(str, range(owners)))
         more = {"groups": owner[:train], "test_groups": owner[train:], "group_names": names}
     return Dataset(name, x[:train], y[:train], x[train:], y[train:], num_classes=classes, task=task, **more)
+
+
+def load_real(experiment: Experiment) -> Dataset:
+    """Load the real data of an experiment, or skip the test if OFFBEAT_DATA does not point at it."""
+    name = data_name(experiment)
+    root = os.environ.get("OFFBEAT_DATA")
+    if not root or not (Path(root) / name).is_dir():
+        pytest.skip(f"OFFBEAT_DATA does not point at {name}: the real files were not read")
+    return load(experiment.data)
 
 
 def subsample(data: Dataset) -> Dataset:

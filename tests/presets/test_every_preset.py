@@ -6,13 +6,22 @@ real files, one preset of each data set also runs on a part of them.
 
 from __future__ import annotations
 
-import os
 import re
 from itertools import product
 from pathlib import Path
 
 import pytest
-from preset_runs import PAPERS, SCALES, SHAPES, data_name, presets_by_data, run_briefly, subsample, synthetic_data
+from preset_runs import (
+    PAPERS,
+    SCALES,
+    SHAPES,
+    data_name,
+    load_real,
+    presets_by_data,
+    run_briefly,
+    subsample,
+    synthetic_data,
+)
 
 from offbeat import presets
 from offbeat.core.errors import ConfigError, DataError
@@ -20,7 +29,6 @@ from offbeat.core.strategies import REGISTRY
 from offbeat.experiment import build
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import strategy_name
-from offbeat.scenario.data import load
 from presets import messages
 
 TITLES = {
@@ -175,11 +183,8 @@ def test_every_method_of_a_table_runs(name):
     "data", ["mnist", "fashion-mnist", "cifar10", "tiny-imagenet", "uci-har", "20news", "ag_news", "beijing-air"]
 )
 def test_a_quick_preset_of_each_data_set_runs_on_the_real_files(data):
-    root = os.environ.get("OFFBEAT_DATA")
-    if not root or not (Path(root) / data).is_dir():
-        pytest.skip(f"OFFBEAT_DATA does not point at {data}: the real files were not read")
     experiment = presets.load(presets_by_data(PAPERS)[data][0], "quick").experiment
-    run_briefly(experiment, subsample(load(experiment.data)), updates=8)
+    run_briefly(experiment, subsample(load_real(experiment)), updates=8)
 
 
 def test_all_papers_have_presets_and_all_data_sets_have_shapes():

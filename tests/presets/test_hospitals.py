@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
-
 import pytest
-from preset_runs import run_briefly
+from preset_runs import load_real, run_briefly
 
 from offbeat import presets
 from offbeat.core.strategies import REGISTRY
-from offbeat.scenario.data import load
 from offbeat.scenario.partition import Natural
 
 
@@ -31,10 +27,7 @@ def test_clients_are_the_sites_and_buffers_hold_half_of_them(name, sites):
 @pytest.mark.presets
 @pytest.mark.parametrize("name", ["heart-disease", "tcga-brca"])
 def test_every_method_trains_there(name):
-    root = os.environ.get("OFFBEAT_DATA")
-    if not root or not (Path(root) / name).is_dir():
-        pytest.skip(f"OFFBEAT_DATA does not point at {name}: the real files were not read")
     preset = presets.load(name)
-    data = load(preset.experiment.data)
+    data = load_real(preset.experiment)
     for method in preset.methods:
         run_briefly(preset.with_strategy(method), data, updates=preset.experiment.clients + 2)

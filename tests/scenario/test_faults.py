@@ -164,7 +164,6 @@ def test_all_methods_meet_the_same_faults() -> None:
 
 
 def test_the_experiment_file_holds_all_of_it() -> None:
-    pytest.importorskip("pydantic", reason="experiment files need pydantic; the Python API does not")
     assert experiment_files.parse_experiment(experiment_files.to_yaml(SMALL)) == SMALL
     changed = experiment_files.with_changes(
         SMALL, ["faults=[crash, {name: scaled, factor: 5}]", "availability=dropout", "availability.share=0.5"]

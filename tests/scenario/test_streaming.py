@@ -247,7 +247,6 @@ def test_a_static_experiment_is_left_as_it_was() -> None:
 
 
 def test_streaming_is_written_to_experiment_files_and_set_from_the_command_line() -> None:
-    pytest.importorskip("pydantic", reason="experiment files need pydantic; the Python API does not")
     assert experiment_files.parse_experiment(experiment_files.to_yaml(SMALL)) == SMALL
     changes = ["streaming=growing", "streaming.start=[0.2, 0.4]", "streaming.rate=0.01", "streaming.per=second"]
     assert experiment_files.with_changes(Experiment(), changes).streaming == Growing(

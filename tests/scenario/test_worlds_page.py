@@ -70,7 +70,6 @@ def test_its_python_runs(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("number", range(3))
 def test_its_experiments_run(number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("pydantic", reason="experiment files need pydantic; the Python API does not")
     monkeypatch.chdir(tmp_path)
     (tmp_path / "phones.csv").write_text(blocks("csv")[0])
     assert len(blocks("yaml")) == 3
