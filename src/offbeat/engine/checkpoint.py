@@ -1,9 +1,7 @@
 """Checkpoints on disk: a JSON tree plus packs of tensors in safetensors, each file written atomically.
 
-The last two checkpoints are kept and share no file: whichever file is damaged, one of them is intact. A tensor that was
-written for the checkpoint before the last one and has not changed since is referred to, not written again. Published
-models are immutable, so a tensor is written at most twice, however many checkpoints contain it. Packs of mostly unused
-tensors are abandoned by rewriting the others.
+The last two checkpoints share no file, so that one of them is intact whichever file is damaged. A tensor that has not
+changed since the checkpoint before the last one is not written again.
 
     checkpoint/000007.json          first line: SHA-256 of the rest; then the tree and the pack of each tensor
     checkpoint/000007.safetensors   tensors that are new since checkpoint 000005
@@ -20,11 +18,10 @@ import re
 import secrets
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import NamedTuple, TypeVar
 
 import torch
 from safetensors import SafetensorError
@@ -33,7 +30,8 @@ from torch import Tensor
 
 from offbeat.core.errors import CheckpointError, OffbeatError
 from offbeat.core.snapshot import Get, Put, Tree
-from offbeat.engine.slot_files import sync_folder
+from offbeat.engine.client_store import ClientMemory
+from offbeat.engine.slot_files import os_errors_as_checkpoint_errors, sync_folder
 
 log = logging.getLogger("offbeat")
 T = TypeVar("T")
@@ -47,34 +45,30 @@ MAX_TIME_SHARE = 0.02  # of the run's time that writing checkpoints may take
 def write_atomically(path: Path, data: bytes) -> None:
     """Write a file so that a crash leaves the old or the new one; a link is replaced, not followed."""
     temporary = path.with_name(f"{path.name}.{secrets.token_hex(4)}.tmp")
-    created = False
-    try:
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666), "wb") as file:
-            created = True
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-        sync_folder(path.parent)
-    except OSError as error:
-        if created:
+    with os_errors_as_checkpoint_errors(f"cannot write {path}"):
+        handle = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o666)
+        try:
+            with open(handle, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, path)
+            sync_folder(path.parent)
+        except OSError:
             with contextlib.suppress(OSError):
                 temporary.unlink()
-        raise CheckpointError(f"cannot write {path}: {error.strerror or error}") from None
+            raise
 
 
 class CheckpointTimer:
-    """Decide when the next checkpoint is due.
-
-    Checkpoints are `every` seconds apart, or further if writing would take more than MAX_TIME_SHARE of the time. With
-    `every` 0 one is due after each event.
-    """
+    """Schedule checkpoints every `every` seconds, less often if writing takes more than MAX_TIME_SHARE; 0: always."""
 
     def __init__(self, every: float, clock: Callable[[], float] = time.monotonic) -> None:
         self._every, self._clock = every, clock
         self._next = clock() + every
 
     def is_due(self) -> bool:
+        """Return whether the next checkpoint is due."""
         return self._clock() >= self._next
 
     @contextmanager
@@ -87,20 +81,7 @@ class CheckpointTimer:
         self._next = ended + max(self._every, pause)
 
 
-class ExternalTensors(Protocol):
-    """Tensors in files of their own that checkpoints refer to (see client_store)."""
-
-    def begin_checkpoint(self) -> None: ...
-
-    def references(self) -> Tree: ...
-
-    def checkpoint_written(self) -> None: ...
-
-    def keep_references(self, references: Iterable[Tree]) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """A tensor that is in a pack, as it was when it was written."""
 
     tensor: weakref.ref[Tensor]
@@ -109,18 +90,15 @@ class StoredTensor:
 
 
 class Checkpoints:
-    """The checkpoints of one run, in one folder."""
+    """The checkpoints of one run in `folder`; `external` are tensors in files of their own that they refer to."""
 
-    def __init__(
-        self, folder: Path, device: torch.device | str = "cpu", external: ExternalTensors | None = None
-    ) -> None:
+    def __init__(self, folder: Path, device: torch.device | str = "cpu", external: ClientMemory | None = None) -> None:
         self.folder, self._device = folder, device  # device of tensors that are read
-        self._external = external
+        self._external = external or ClientMemory()
         # tensors of the last two checkpoints, the older first, by the id of the tensor
         self._stored: tuple[dict[int, StoredTensor], dict[int, StoredTensor]] = ({}, {})
         self._pack_of: dict[int, str] = {}  # number of a tensor -> its pack
-        self._packs: dict[str, dict[str, Any]] = {}  # pack -> its hash and size
-        self._sizes: dict[int, int] = {}
+        self._packs: dict[str, dict[str, Tree]] = {}  # pack -> its SHA-256 and number of bytes
         self._next_number = 0
         self._next_checkpoint = 1
         self._unreadable: set[str] = set()  # checkpoints that must not displace a readable one
@@ -130,8 +108,7 @@ class Checkpoints:
     def save(self, build: Callable[[Put], Tree]) -> None:
         """Write one checkpoint; `build` packs the state with the given `put`."""
         self.folder.mkdir(parents=True, exist_ok=True)
-        if self._external is not None:
-            self._external.begin_checkpoint()
+        self._external.begin_checkpoint()
         tree, used, new = self._collect(build)
         if self._is_wasteful(used):
             new = used  # write all used tensors into the new pack
@@ -145,7 +122,7 @@ class Checkpoints:
             "pack_of": list(pack_of.items()),
             "packs": {pack: self._packs[pack] for pack in sorted(set(pack_of.values()))},
             "next": self._next_number,
-            "external": {} if self._external is None else self._external.references(),
+            "external": self._external.references(),
         }
         body = json.dumps(manifest)
         digest = hashlib.sha256(body.encode()).hexdigest()
@@ -153,8 +130,7 @@ class Checkpoints:
         self._next_checkpoint += 1
         self._stored = (self._stored[1], _stored_tensors(used))
         self._delete_old()
-        if self._external is not None:
-            self._external.checkpoint_written()
+        self._external.checkpoint_written()
 
     def _collect(self, build: Callable[[Put], Tree]) -> tuple[Tree, dict[int, Tensor], dict[int, Tensor]]:
         """Return the tree, all tensors in it by number, and those that must be written."""
@@ -163,6 +139,7 @@ class Checkpoints:
         numbers: dict[int, int] = {}  # id of the tensor -> number
 
         def put(tensor: Tensor) -> int:
+            """Return the number of a tensor: a new one if it must be written."""
             if id(tensor) in numbers:
                 return numbers[id(tensor)]
             known = self._stored[0].get(id(tensor))  # not the last one's, with which it may share no file
@@ -179,12 +156,13 @@ class Checkpoints:
         return build(put), used, new
 
     def _is_wasteful(self, used: dict[int, Tensor]) -> bool:
-        packs = {self._pack_of[n] for n in used if n in self._pack_of}
-        total: int = sum(self._packs[pack]["bytes"] for pack in packs)
-        needed = sum(self._sizes[n] for n in used if n in self._pack_of)
-        return total > 2 * needed + MIN_DEAD_BYTES
+        """Return whether the existing packs of these tensors contain mostly other tensors."""
+        written = {n: tensor for n, tensor in used.items() if n in self._pack_of}
+        total: int = sum(self._packs[pack]["bytes"] for pack in {self._pack_of[n] for n in written})
+        return total > 2 * sum(tensor.nbytes for tensor in written.values()) + MIN_DEAD_BYTES
 
     def _write_pack(self, name: str, new: dict[int, Tensor]) -> None:
+        """Write tensors, by number, into a new pack."""
         tensors: dict[str, Tensor] = {}
         addresses: set[int] = set()
         for number, tensor in new.items():
@@ -193,7 +171,6 @@ class Checkpoints:
                 flat = flat.clone()  # safetensors rejects tensors that share memory
             addresses.add(flat.data_ptr())
             tensors[str(number)] = flat
-            self._sizes[number] = flat.nbytes
             self._pack_of[number] = f"{name}.safetensors"
         data = save(tensors)
         write_atomically(self.folder / f"{name}.safetensors", data)
@@ -214,11 +191,11 @@ class Checkpoints:
                 path.unlink(missing_ok=True)
                 self._packs.pop(path.name, None)
         self._pack_of = {n: pack for n, pack in self._pack_of.items() if pack in needed}
-        self._sizes = {n: size for n, size in self._sizes.items() if n in self._pack_of}
 
     # ------------------------------------------------------------ reading
 
     def exist(self) -> bool:
+        """Return whether there is any checkpoint, readable or not."""
         return bool(self._manifests())
 
     def load(self, use: Callable[[Tree, Get], T]) -> T:
@@ -226,65 +203,62 @@ class Checkpoints:
         problems: list[str] = []
         for path in reversed(self._manifests()):
             try:
-                manifest, tensors = self._open(path)
+                manifest = _read_manifest(path)
+                tensors = self._read_tensors(manifest)
                 state = _build_state(use, manifest["tree"], tensors.__getitem__)
             except CheckpointError as error:
                 problems.append(str(error) if path.stem in str(error) else f"{path}: {error}")
                 self._unreadable.add(path.name)
                 log.warning("%s; trying the checkpoint before it", problems[-1])
             else:
-                self._continue_from(manifest, tensors)
-                if self._external is not None:
-                    self._external.keep_references([*self._references_except(path), manifest["external"]])
+                self._continue_from(path, manifest, tensors)
                 return state
         raise CheckpointError(f"no usable checkpoint in {self.folder}: {'; '.join(problems) or 'there is none'}")
 
-    def _references_except(self, chosen: Path) -> Iterator[Tree]:
-        for path in self._manifests():
-            if path != chosen:
-                with contextlib.suppress(CheckpointError):  # an unreadable one is never resumed from
-                    yield _read_manifest(path)["external"]
-
-    def _continue_from(self, manifest: dict[str, Any], tensors: dict[int, Tensor]) -> None:
-        self._pack_of = dict(manifest["pack_of"])
-        self._packs = dict(manifest["packs"])
-        self._sizes = {n: t.nbytes for n, t in tensors.items()}
+    def _continue_from(self, chosen: Path, manifest: dict[str, Tree], tensors: dict[int, Tensor]) -> None:
+        """Let the next checkpoint follow the chosen one; keep the external tensors of all readable ones."""
+        self._pack_of, self._packs = dict(manifest["pack_of"]), dict(manifest["packs"])
         self._stored = ({}, _stored_tensors(tensors))
         self._next_number = manifest["next"]
-        self._next_checkpoint = int(self._manifests()[-1].stem) + 1
+        paths = self._manifests()
+        self._next_checkpoint = int(paths[-1].stem) + 1
+        references = []
+        for path in paths:
+            with contextlib.suppress(CheckpointError):  # the run never resumes from an unreadable one
+                if path != chosen:
+                    references.append(_read_manifest(path)["external"])
+        self._external.keep_references([*references, manifest["external"]])
 
-    def _open(self, path: Path) -> tuple[dict[str, Any], dict[int, Tensor]]:
-        manifest = _read_manifest(path)
+    def _read_tensors(self, manifest: dict[str, Tree]) -> dict[int, Tensor]:
+        """Return the tensors of a checkpoint by number; the packs are verified."""
         tensors: dict[int, Tensor] = {}
         for pack, facts in manifest["packs"].items():
-            numbers = [n for n, pack_of in manifest["pack_of"] if pack_of == pack]
-            tensors |= self._read_pack(pack, facts["sha256"], numbers)
-        return manifest, tensors
-
-    def _read_pack(self, pack: str, sha256: str, numbers: list[int]) -> dict[int, Tensor]:
-        path = self.folder / pack
-        try:
-            data = path.read_bytes()
-        except OSError as error:
-            raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
-        if hashlib.sha256(data).hexdigest() != sha256:
-            raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in the checkpoint")
-        try:
-            loaded = load(data)
-            # copies: one tensor in use must not keep a whole pack in memory
-            return {number: loaded[str(number)].to(self._device, copy=True) for number in numbers}
-        except (SafetensorError, KeyError, ValueError) as error:
-            raise CheckpointError(f"{path} does not fit the checkpoint: {type(error).__name__}: {error}") from None
+            path = self.folder / pack
+            with os_errors_as_checkpoint_errors(f"cannot read {path}"):
+                data = path.read_bytes()
+            if hashlib.sha256(data).hexdigest() != facts["sha256"]:
+                raise CheckpointError(f"{path} is damaged: its SHA-256 is not the one in the checkpoint")
+            try:
+                loaded = load(data)
+                numbers = [n for n, pack_of in manifest["pack_of"] if pack_of == pack]
+                # copies: one tensor in use must not keep a whole pack in memory
+                tensors |= {n: loaded[str(n)].to(self._device, copy=True) for n in numbers}
+            except (SafetensorError, KeyError, ValueError) as error:
+                raise CheckpointError(f"{path} does not fit the checkpoint: {type(error).__name__}: {error}") from None
+        return tensors
 
     def _manifests(self) -> list[Path]:
+        """Return the JSON files of all checkpoints, the oldest first."""
         return sorted(p for p in self.folder.glob("*.json") if p.stem.isdigit())
 
 
 def _stored_tensors(tensors: Mapping[int, Tensor]) -> dict[int, StoredTensor]:
+    """Return entries for tensors that have just been written or read, by the id of the tensor."""
     return {id(t): StoredTensor(weakref.ref(t), t._version, n) for n, t in tensors.items()}
 
 
 def _build_state(use: Callable[[Tree, Get], T], tree: Tree, get: Get) -> T:
+    """Return `use(tree, get)`; contents that `use` cannot read raise CheckpointError."""
     try:
         return use(tree, get)
     except OffbeatError:
@@ -293,15 +267,14 @@ def _build_state(use: Callable[[Tree, Get], T], tree: Tree, get: Get) -> T:
         raise CheckpointError(f"its contents are invalid: {type(error).__name__}: {error}") from None
 
 
-def _read_manifest(path: Path) -> dict[str, Any]:
-    try:
+def _read_manifest(path: Path) -> dict[str, Tree]:
+    """Return the JSON document of a checkpoint; its SHA-256, format and types of fields are verified."""
+    with os_errors_as_checkpoint_errors(f"cannot read {path}"):
         digest, _, body = path.read_bytes().partition(b"\n")
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror or error}") from None
     if hashlib.sha256(body).hexdigest().encode() != digest:
         raise CheckpointError(f"{path} is damaged: its SHA-256 does not match")
     try:
-        manifest: dict[str, Any] = json.loads(body)
+        manifest: dict[str, Tree] = json.loads(body)
         number = manifest["format"]
         valid = number != FORMAT or _has_valid_fields(manifest)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
@@ -313,7 +286,7 @@ def _read_manifest(path: Path) -> dict[str, Any]:
     return manifest
 
 
-def _has_valid_fields(manifest: dict[str, Any]) -> bool:
+def _has_valid_fields(manifest: dict[str, Tree]) -> bool:
     """Check types: a matching SHA-256 means that nothing changed, not that it was ever right."""
     packs = manifest["packs"]
     return (

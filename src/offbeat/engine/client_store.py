@@ -1,13 +1,9 @@
 """Per-client tensors of the server (`World.store`) under a memory limit.
 
-Clients with the same or equal tensors share a row: a tensor that does not change. A row is in memory, in a slot of a
-file (see slot_files), or in both. Above the memory limit the least recently used rows are only in the file. Reading one
-from there returns a copy, so a tensor that a strategy holds stays the same when its client gets another. A tensor must
-not be changed in place after it was put into a store, because the row in memory and the one on disk would differ.
-
-A checkpoint refers to rows by slot and SHA-256; rows without a slot get one then. A changed row is a new row in another
-slot. A slot is reused when neither a client nor one of the last two checkpoints refers to it, so both checkpoints are
-readable whenever the process is killed.
+Clients with equal tensors share a row: a tensor that must not change, in memory, in a slot of a file (see slot_files),
+or in both. Above the memory limit the least recently used rows are only in the file; reading one returns a copy.
+A checkpoint refers to rows by slot and SHA-256. A slot is reused when neither a client nor one of the last two
+checkpoints refers to it, so both checkpoints are readable whenever the process is killed.
 """
 
 from __future__ import annotations
@@ -16,7 +12,9 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from hashlib import blake2b
+from itertools import groupby
 from math import inf, prod
+from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -35,8 +33,6 @@ SHA256_BYTES = 32
 DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, HALF_DTYPE, torch.float16, torch.int64,
                                           torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)}  # fmt: skip
 
-SlotSets = dict[int, set[int]]  # size of a slot -> numbers of slots
-
 
 class Slot(NamedTuple):
     """A place in the file of slots of one size."""
@@ -54,6 +50,7 @@ class RowFormat(NamedTuple):
 
     @property
     def nbytes(self) -> int:
+        """Return the size of the stored tensor in bytes."""
         return prod(self.shape) * self.stored.itemsize
 
     def sampled_hash(self, stored: Tensor) -> bytes:
@@ -103,11 +100,12 @@ class ClientMemory:
         self._by_hash: weakref.WeakValueDictionary[bytes, Row] = weakref.WeakValueDictionary()
         self._by_slot: weakref.WeakValueDictionary[Slot, Row] = weakref.WeakValueDictionary()
         self._files: dict[int, SlotFile] = {}
-        self._new_references: SlotSets = {}  # of the checkpoint that is being written
+        self._new_references: set[Slot] = set()  # of the checkpoint that is being written
         self._resumed = False  # references of existing checkpoints are known, so free slots of existing files are too
-        self._references: list[SlotSets] = []  # of the checkpoints that a run may resume from, the newest last
+        self._references: list[set[Slot]] = []  # of the checkpoints that a run may resume from, the newest last
 
     def store(self, name: str) -> ClientStore:
+        """Return a new store, see `World.store`."""
         return ClientStore(self)
 
     # ------------------------------------------------------------ rows
@@ -160,8 +158,7 @@ class ClientMemory:
     def write_rows(self, rows: Iterable[Row]) -> None:
         """Give each row a slot and make all of them durable; a checkpoint will refer to them."""
         for row in rows:
-            slot = row.slot or self._write(row)
-            self._new_references.setdefault(slot.size, set()).add(slot.number)
+            self._new_references.add(row.slot or self._write(row))
         for file in self._files.values():
             file.sync()
 
@@ -185,10 +182,12 @@ class ClientMemory:
         return torch.equal(tensor.reshape(-1).view(torch.uint8), stored.reshape(-1).view(torch.uint8))
 
     def _mark_used(self, row: Row) -> None:
+        """Make this row the last one that is moved to a file."""
         if id(row) in self._recent:
             self._recent.move_to_end(id(row))
 
     def _limit_memory(self) -> None:
+        """Move rows to files until the limit holds."""
         while self.resident > self.max_bytes and len(self._recent) > 1:  # the last one is about to be used
             row = self._recent[next(iter(self._recent))]()
             assert row is not None
@@ -203,6 +202,7 @@ class ClientMemory:
             return_freed_memory()
 
     def _write(self, row: Row) -> Slot:
+        """Write a row into a slot, which is not durable yet."""
         file = self._file(row.format)
         number, row.digest = file.write(row.unchanged_tensor().cpu())
         slot = row.slot = Slot(file.size, number)
@@ -210,65 +210,69 @@ class ClientMemory:
         return slot
 
     def _load(self, row: Row) -> Tensor:
+        """Return a copy of a row that is in a file, and verify its SHA-256."""
         assert row.slot is not None
         empty = torch.empty(row.format.shape, dtype=row.format.stored)
         return self._file(row.format).read(row.slot.number, empty, row.digest).to(self._device)
 
     def _file(self, row_format: RowFormat) -> SlotFile:
+        """Return the file for rows of this format; it is opened when it is first needed."""
         size = slot_size(row_format.nbytes)
         if size not in self._files:
             file = self._files[size] = SlotFile(self.folder, size)
             if self._resumed:
-                self._release({size: set(range(file.count))})
+                self._release(Slot(size, number) for number in range(file.count))
         return self._files[size]
 
     # ------------------------------------------------------------ checkpoints
 
     def begin_checkpoint(self) -> None:
-        self._new_references = {}
+        """Start collecting the slots that a new checkpoint refers to."""
+        self._new_references = set()
 
     def references(self) -> Tree:
         """Return the ranges of slots that the new checkpoint refers to, by size."""
-        return {str(size): slot_ranges(numbers) for size, numbers in self._new_references.items()}
+        sizes = groupby(sorted(self._new_references), key=attrgetter("size"))
+        return {str(size): slot_ranges(slot.number for slot in slots) for size, slots in sizes}
 
     def checkpoint_written(self) -> None:
         """Release slots of older checkpoints: the new one and the one before it remain."""
-        before, self._references = self._references, [*self._references[-1:], self._new_references]
         # several older ones if the process was killed before it deleted one; they may refer to the same slots
-        released: SlotSets = {}
-        for references in before[:-1]:
-            for size, numbers in references.items():
-                released.setdefault(size, set()).update(numbers)
-        self._release(released)
+        older = self._references[:-1]
+        self._references = [*self._references[-1:], self._new_references]
+        self._release(set[Slot]().union(*older))
 
     def keep_references(self, references: Iterable[Tree]) -> None:
         """Keep the slots of these checkpoints, of which the run resumes from the last; all other slots are free."""
         self._references = [
             {
-                int(size): {number for first, end in ranges for number in range(first, end)}
+                Slot(int(size), number)
                 for size, ranges in tree.items()
+                for first, end in ranges
+                for number in range(first, end)
             }
             for tree in references
         ]
         self._resumed = True
         for size, file in self._files.items():
             file.free.clear()
-            self._release({size: set(range(file.count))})
+            self._release(Slot(size, number) for number in range(file.count))
 
     def close(self) -> None:
+        """Close all files; without a folder they are deleted."""
         for file in self._files.values():
             file.close()
         self._files.clear()
 
-    def _release(self, slots: SlotSets) -> None:
-        for size, numbers in slots.items():
-            for number in sorted(numbers, reverse=True):  # the first slots are reused first, so the file stays short
-                slot = Slot(size, number)
-                if slot not in self._by_slot and not self._is_referenced(slot) and size in self._files:
-                    self._files[size].free.append(number)
+    def _release(self, slots: Iterable[Slot]) -> None:
+        """Free those slots that neither a row nor a checkpoint uses."""
+        for slot in sorted(slots, reverse=True):  # the first slots are reused first, so the file stays short
+            if slot not in self._by_slot and not self._is_referenced(slot) and slot.size in self._files:
+                self._files[slot.size].free.append(slot.number)
 
     def _is_referenced(self, slot: Slot) -> bool:
-        return any(slot.number in references.get(slot.size, ()) for references in self._references)
+        """Return whether the run may resume from a checkpoint that refers to this slot."""
+        return any(slot in references for references in self._references)
 
 
 class ClientStore(MutableMapping[int, Tensor]):
@@ -295,7 +299,7 @@ class ClientStore(MutableMapping[int, Tensor]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def clear(self) -> None:
+    def clear(self) -> None:  # does not read rows, unlike the inherited method
         self._rows.clear()
 
     def rows(self) -> Iterable[Row]:
@@ -303,6 +307,7 @@ class ClientStore(MutableMapping[int, Tensor]):
         return {id(row): row for row in self._rows.values()}.values()
 
     def save(self, put: Put) -> Tree:
+        """Write all rows to files and return references to them."""
         rows = list(self.rows())
         self._memory.write_rows(rows)
         row_numbers = {id(row): i for i, row in enumerate(rows)}

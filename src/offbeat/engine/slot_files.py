@@ -1,8 +1,7 @@
 """Files of equal slots that hold tensors outside memory, one file per size.
 
-A slot is written completely, once, until it is released. Its reader knows the SHA-256, so damage is detected. Files are
-read and written, not mapped: on a full disk or a truncated file a mapping would kill the process without a message, and
-a tensor in it would change when its slot is reused.
+A slot is written once until it is released, and its reader knows the SHA-256. Files are not mapped: on a full disk or a
+truncated file a mapping would kill the process without a message, and tensors would change when slots are reused.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import hashlib
 import io
 import os
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -26,60 +25,60 @@ SLOT_ALIGNMENT = 64  # bytes
 FILE_PATTERN = "rows-*.slots"
 
 
+@contextlib.contextmanager
+def os_errors_as_checkpoint_errors(failure: str, hint: str = "") -> Iterator[None]:
+    """Raise an OSError as a CheckpointError that says what failed and why."""
+    try:
+        yield
+    except OSError as error:
+        raise CheckpointError(f"{failure}: {error.strerror or error}{hint}") from None
+
+
 def slot_size(nbytes: int) -> int:
     """Return the size of the slots that hold tensors of this size."""
     return -(-nbytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT or SLOT_ALIGNMENT
 
 
 class SlotFile:
-    """A file in `folder`, or without one an unnamed file in the system's temporary folder."""
+    """A file of slots of one size in `folder`, or without a folder an unnamed temporary file."""
 
     def __init__(self, folder: Path | None, size: int) -> None:
         self.size = slot_size(size)
+        self.free: list[int] = []
         self._dirty = self._new = False
-        try:
+        self.path = folder / FILE_PATTERN.replace("*", str(self.size)) if folder else Path(tempfile.gettempdir())
+        with os_errors_as_checkpoint_errors(f"cannot open {self.path}"):
             if folder is None:
-                self.path, self._file = Path(tempfile.gettempdir()), tempfile.TemporaryFile(prefix="offbeat-")  # noqa: SIM115
+                self._file = tempfile.TemporaryFile(prefix="offbeat-")  # noqa: SIM115
                 self._handle = self._file.fileno()
             else:
                 folder.mkdir(parents=True, exist_ok=True)
-                self.path = folder / FILE_PATTERN.replace("*", str(self.size))
                 self._new = not self.path.exists()
                 self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
             self.count = -(-os.fstat(self._handle).st_size // self.size)  # number of slots, including free ones
-        except OSError as error:
-            raise CheckpointError(f"cannot open {self.path}: {error.strerror or error}") from None
-        self.free: list[int] = []
 
     def write(self, tensor: Tensor) -> tuple[int, bytes]:
         """Write a contiguous tensor into a free slot; return the slot's number and the SHA-256."""
-        data = _bytes(tensor)
+        data = _bytes_of(tensor)
         slot = self.free.pop() if self.free else self.count
         self.count = max(self.count, slot + 1)
         self._dirty = True
-        try:
+        hint = "; it holds the tensors of clients that exceed the memory limit"
+        with os_errors_as_checkpoint_errors(f"cannot write {self.path}", hint):
             os.lseek(self._handle, slot * self.size, os.SEEK_SET)
             left = data
             while len(left):
                 left = left[os.write(self._handle, left) :]
-        except OSError as error:
-            raise CheckpointError(
-                f"cannot write {self.path}: {error.strerror or error}; it holds the tensors of clients that exceed "
-                "the memory limit"
-            ) from None
         return slot, hashlib.sha256(data).digest()
 
     def read(self, slot: int, target: Tensor, digest: bytes) -> Tensor:
         """Read a slot into `target`, which must be contiguous; raise CheckpointError if the SHA-256 differs."""
-        data = _bytes(target)
-        try:
-            if os.lseek(self._handle, slot * self.size, os.SEEK_SET) >= 0:
-                with io.FileIO(self._handle, "r", closefd=False) as file:
-                    left = data
-                    while len(left) and (count := file.readinto(left)):
-                        left = left[count:]
-        except OSError as error:
-            raise CheckpointError(f"cannot read {self.path}: {error.strerror or error}") from None
+        left = data = _bytes_of(target)
+        with os_errors_as_checkpoint_errors(f"cannot read {self.path}"):
+            os.lseek(self._handle, slot * self.size, os.SEEK_SET)
+            with io.FileIO(self._handle, "r", closefd=False) as file:
+                while len(left) and (count := file.readinto(left)):
+                    left = left[count:]
         if len(left) or hashlib.sha256(data).digest() != digest:
             raise CheckpointError(f"{self.path} is damaged: slot {slot} does not have the recorded SHA-256")
         return target
@@ -88,15 +87,14 @@ class SlotFile:
         """Make everything written so far durable."""
         if not self._dirty:
             return
-        try:
+        with os_errors_as_checkpoint_errors(f"cannot write {self.path}"):
             os.fsync(self._handle)
             if self._new:
                 sync_folder(self.path.parent)
-        except OSError as error:
-            raise CheckpointError(f"cannot write {self.path}: {error.strerror or error}") from None
         self._dirty = self._new = False
 
     def close(self) -> None:
+        """Close the file; an unnamed one is deleted."""
         if self.path.is_dir():
             self._file.close()
         else:
@@ -111,6 +109,7 @@ def remove_slot_files(folder: Path) -> None:
 
 
 def has_slot_files(folder: Path) -> bool:
+    """Return whether a run left slot files in this folder."""
     return any(folder.glob(FILE_PATTERN))
 
 
@@ -134,6 +133,7 @@ def slot_ranges(slots: Iterable[int]) -> list[list[int]]:
     return ranges
 
 
-def _bytes(tensor: Tensor) -> memoryview:
+def _bytes_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor on the CPU."""
     array: npt.NDArray[np.uint8] = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return array.data
