@@ -96,6 +96,7 @@ def serve(
     binding = Binding(module)
 
     def score(model: Tensor) -> Mapping[str, float]:
+        """Return the user's metrics of a model."""
         assert evaluate is not None
         binding.load(model)
         return evaluate(module.eval())
@@ -133,6 +134,7 @@ def _make_app_function(run: Callable[Concatenate[Grid, Parameters], object]) -> 
 
         @app.main()
         def main(grid: Grid, context: Context) -> None:
+            """Serve the strategy over Flower's grid."""
             run(grid, *args, **settings)
 
         return app
@@ -160,12 +162,14 @@ def as_client_app(
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
+        """Answer a `train` message with the trained model."""
         module, data = train_fn(context)
         content = _train_message(message.content, context, module, _split_data(data)[0], training, loss)
         return Message(content, reply_to=message)
 
     @app.evaluate()
     def evaluate(message: Message, context: Context) -> Message:
+        """Answer an `evaluate` message with metrics on the test examples."""
         module, data = train_fn(context)
         module.load_state_dict(message.content.array_records["arrays"].to_torch_state_dict())
         pair = _split_data(data)[1]
@@ -177,6 +181,7 @@ def as_client_app(
 
 
 def _split_data(data: Data) -> tuple[Pair, Pair | None]:
+    """Return training and test examples; None if there are no test examples."""
     first, second = data
     return (first, second) if isinstance(first, tuple) else ((first, second), None)  # type: ignore[return-value]
 
@@ -237,6 +242,7 @@ def _load_memory(context: Context, accepted: int | None) -> dict[str, Tensor]:
 
 
 def _store_memory(context: Context, result: Result, before: dict[str, Tensor]) -> None:
+    """Store the memory of a rule in the context under the ticket of the result."""
     if memory := result.memory or before:  # work without a rule keeps the earlier memory
         vectors = {name: Array(vector.numpy()) for name, vector in memory.items()}
         context.state[f"{MEMORY_RECORD}.{result.ticket}"] = ArrayRecord(vectors)

@@ -65,7 +65,7 @@ def job(
 
 
 def returned(data: bytes, base: Tensor | None = None) -> JobAnswer:
-    message = message_codec.decode(data, address=7, run=RUN, base_of=lambda _: base)
+    message = message_codec.decode(data, address=7, run=RUN, find_base=lambda _: base)
     assert isinstance(message, JobAnswer)
     return message
 

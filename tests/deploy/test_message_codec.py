@@ -375,7 +375,7 @@ def survives(data: bytes) -> None:
     for address in (None, 4):
         line = ""
         try:
-            decode(data, address, limit=1 << 20, base_of=lambda _: BASE)
+            decode(data, address, limit=1 << 20, find_base=lambda _: BASE)
         except WireError as error:
             line = str(error)
         assert "\n" not in line
@@ -436,7 +436,7 @@ def test_a_compressed_upload_is_read_with_its_base_and_statistics_are_exact(how:
     to within half of 1 / 127; -1 exactly."""
     local = BASE + torch.tensor([0.5, -1.0, 1 / 3])
     message = JobAnswer(0, Result(3, local, 40, 6), 41)
-    got = decode(encode(message, "r", upload(how, local, 2)), 9, base_of={3: BASE}.get)
+    got = decode(encode(message, "r", upload(how, local, 2)), 9, find_base={3: BASE}.get)
     assert isinstance(got, JobAnswer)
     assert isinstance(got.answer, Result)
     assert got.answer.local[1:].tolist() == local[1:].tolist()
@@ -444,7 +444,7 @@ def test_a_compressed_upload_is_read_with_its_base_and_statistics_are_exact(how:
 
 
 def test_a_compressed_answer_nobody_waits_for_still_tells_its_ticket() -> None:
-    got = decode(encode(ANSWERS[1], "r", upload("half", BASE, 3)), 9, base_of=lambda _: None)
+    got = decode(encode(ANSWERS[1], "r", upload("half", BASE, 3)), 9, find_base=lambda _: None)
     assert isinstance(got, JobAnswer)
     assert isinstance(got.answer, Result)
     assert got.answer.ticket == 3
@@ -477,4 +477,4 @@ def test_a_compressed_answer_nobody_waits_for_still_tells_its_ticket() -> None:
 )
 def test_an_upload_that_does_not_fit_is_one_line(bad: CompressedUpload, words: str) -> None:
     with pytest.raises(WireError, match=words):
-        decode(encode(ANSWERS[1], "r", bad), 9, base_of=lambda _: BASE)
+        decode(encode(ANSWERS[1], "r", bad), 9, find_base=lambda _: BASE)

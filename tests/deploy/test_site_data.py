@@ -302,7 +302,7 @@ def test_statistics_that_stay_at_the_site_do_and_counters_are_exact_when_compres
         for ticket, accepted in ((1, None), (2, 1)):
             order = JobMessage(ticket, 0, ticket - 1, 0, base, LocalWork(), 20, 5, accepted)
             message = message_codec.decode(
-                site.handle(message_codec.encode(order, run)), 1, run=run, base_of=lambda _, b=base: b
+                site.handle(message_codec.encode(order, run)), 1, run=run, find_base=lambda _, b=base: b
             )
             assert isinstance(message, JobAnswer)
             assert isinstance(message.answer, Result)

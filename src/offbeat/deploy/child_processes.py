@@ -117,6 +117,7 @@ class ChildProcesses:
             self._reaper = self._start_reaper()
 
     def is_alive(self, name: str) -> bool:
+        """Return whether the child with this name runs."""
         return name in self.started and self.started[name].poll() is None
 
     def last_log_lines(self, name: str, lines: int = 1) -> str:
@@ -137,7 +138,7 @@ class ChildProcesses:
 
     def close(self) -> None:
         """End all children and every process they have started."""
-        before = signal.getsignal(signal.SIGINT) if _main_thread() else None
+        before = signal.getsignal(signal.SIGINT) if _is_main_thread() else None
         if before is not None:
             signal.signal(signal.SIGINT, signal.SIG_IGN)  # a second Ctrl-C must not leave some of them running
         try:
@@ -158,7 +159,8 @@ class ChildProcesses:
         self.close()
 
 
-def _main_thread() -> bool:
+def _is_main_thread() -> bool:
+    """Return whether this thread may set signal handlers."""
     import threading
 
     return threading.current_thread() is threading.main_thread()
@@ -217,6 +219,7 @@ def check_port_is_free(host: str, port: int) -> None:
 
 
 def is_listening(host: str, port: int, timeout: float = 1.0) -> bool:
+    """Return whether a process accepts connections at this address."""
     try:
         with socket.create_connection((host, port), timeout):
             return True

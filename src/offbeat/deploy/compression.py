@@ -48,7 +48,7 @@ class Uncompressed:
         return {"delta": delta}
 
     def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
-        return _part(parts, "delta", size, dtype)
+        return _checked_part(parts, "delta", size, dtype)
 
     def __str__(self) -> str:
         return "none"
@@ -67,7 +67,7 @@ class Half:
         return {"half": half}
 
     def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
-        return _part(parts, "half", size, torch.float16).to(dtype)
+        return _checked_part(parts, "half", size, torch.float16).to(dtype)
 
     def __str__(self) -> str:
         return "half"
@@ -95,7 +95,7 @@ class TopK:
         places = parts.get("places")
         if places is None or places.dim() != 1 or places.dtype not in (torch.int32, torch.int64):
             raise DataError("a top-k upload without places")
-        values, places = _part(parts, "values", len(places), dtype), places.long()
+        values, places = _checked_part(parts, "values", len(places), dtype), places.long()
         inside = len(places) <= size and bool((places >= 0).all() & (places < size).all())
         if not inside or bool((places[1:] <= places[:-1]).any()):
             raise DataError(f"a top-k upload whose places do not increase within 0..{size - 1}")
@@ -119,8 +119,8 @@ class EightBit:
         return {"steps": steps.to(torch.int8).flatten()[: len(delta)], "scales": scales.flatten()}
 
     def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
-        steps = _part(parts, "steps", size, torch.int8)
-        scales = _part(parts, "scales", -(-size // BLOCK), torch.float32)
+        steps = _checked_part(parts, "steps", size, torch.int8)
+        scales = _checked_part(parts, "scales", -(-size // BLOCK), torch.float32)
         return steps.to(dtype) * scales.to(dtype).repeat_interleave(BLOCK)[:size]
 
     def __str__(self) -> str:
@@ -152,7 +152,8 @@ def compress(compression: Compression, delta: Tensor, residual: Tensor | None = 
     return parts, p - compression.unpack(parts, len(p), p.dtype)  # e = p - C(p)
 
 
-def _part(parts: Mapping[str, Tensor], name: str, size: int, dtype: torch.dtype) -> Tensor:
+def _checked_part(parts: Mapping[str, Tensor], name: str, size: int, dtype: torch.dtype) -> Tensor:
+    """Return a part of an upload; raise DataError if it is missing or has another shape or dtype."""
     part = parts.get(name)
     if part is None or part.shape != (size,) or part.dtype != dtype:
         actual = "none" if part is None else f"{tuple(part.shape)} of {part.dtype}"

@@ -96,6 +96,7 @@ class SiteKeys:
         return name if SITE_NAME.fullmatch(name) else self.folder.resolve().name
 
     def check(self) -> None:
+        """Raise ConfigError if the site cannot join with these keys."""
         for path in (self.ca, self.key, self.public):
             if not path.is_file():
                 raise ConfigError(
@@ -120,11 +121,13 @@ def fingerprint(public: Path) -> str:
 
 
 def _fingerprint(line: bytes) -> str:
+    """Return the fingerprint of a public key in OpenSSH format."""
     blob = base64.b64decode(line.split()[1], validate=True)
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 def read_certificate(path: Path) -> x509.Certificate:
+    """Return the certificate in a PEM file."""
     from cryptography import x509
 
     try:
@@ -147,11 +150,13 @@ def certificate_names(path: Path) -> list[str]:
 
 
 def days_left(path: Path) -> float:
+    """Return the days until a certificate expires."""
     certificate = read_certificate(path)
     return (certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)) / DAY
 
 
 def check_dates(path: Path, remedy: str = "offbeat keys --dir NEW --host … --site …") -> None:
+    """Raise ConfigError if a certificate is not valid now; `remedy` is the command that makes a new one."""
     certificate, now = read_certificate(path), datetime.datetime.now(datetime.UTC)
     if now > certificate.not_valid_after_utc:
         raise ConfigError(
@@ -172,12 +177,14 @@ def check_permissions(key: Path) -> None:
 
 
 def public_line(key: EllipticCurvePrivateKey) -> bytes:
+    """Return the public key in OpenSSH format."""
     from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
     return key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
 
 
 def read_private(path: Path, ssh: bool = False) -> EllipticCurvePrivateKey:
+    """Return the private key in a PEM or OpenSSH file."""
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.hazmat.primitives.serialization import load_pem_private_key, load_ssh_private_key
 
@@ -207,6 +214,7 @@ def fingerprint_of_pem(pem: bytes) -> str:
 
 
 def sign(key: Path, message: bytes) -> str:
+    """Return the signature of a message by a site's private key."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -214,6 +222,7 @@ def sign(key: Path, message: bytes) -> str:
 
 
 def has_valid_signature(public: Path, message: bytes, signature: str) -> bool:
+    """Return whether the owner of a public key signed this message."""
     from cryptography.exceptions import InvalidSignature
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.asymmetric import ec

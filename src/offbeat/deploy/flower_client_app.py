@@ -18,6 +18,7 @@ app = ClientApp()
 
 
 @app.query()
-def answer(message: Message, context: Context) -> Message:
+def answer_message(message: Message, context: Context) -> Message:
+    """Return the trainer's reply to a message of the server."""
     reply = ask(str(context.node_config["socket"]), unwrap(message.content), TRAINER_START_SECONDS)
     return Message(wrap(reply), reply_to=message)

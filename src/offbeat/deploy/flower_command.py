@@ -22,6 +22,7 @@ def refuse_shipped_code(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 def main() -> None:
+    """Run the command named by the first argument with the arguments that follow."""
     name = sys.argv[1]
     sys.argv[:2] = [name]
     if name == "flwr-clientapp":

@@ -9,6 +9,7 @@ KIND = "offbeat.message"  # neither Flower nor numpy can read this type, so neit
 
 
 def wrap(data: bytes) -> RecordDict:
+    """Return the content of a Flower message that holds these bytes."""
     return RecordDict({KEY: ArrayRecord({KEY: Array(dtype="uint8", shape=(len(data),), stype=KIND, data=data)})})
 
 

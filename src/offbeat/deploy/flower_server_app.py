@@ -24,6 +24,7 @@ app = ServerApp()
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
+    """Serve the run folder that the environment names, and write the status of the app."""
     live = live_folder()
     _log_to(live / "logs" / "server.log")
     AppStatus("running", os.getpid()).write(live)
@@ -40,15 +41,18 @@ def main(grid: Grid, context: Context) -> None:
 
 
 def _serve(grid: Grid, live: Path, orders: AppOptions) -> str:
+    """Serve a run with these options; return the reason of its end."""
     from offbeat.deploy.grid_transport import Decode, Encode, GridTransport, NodeIdentity
     from offbeat.deploy.run_server import ServeOptions, serve_run
     from offbeat.experiment.run import Run
 
     def identities() -> dict[int, NodeIdentity]:
+        """Map the nodes whose keys are registered to their sites."""
         registered = RegisteredSites.read(live)
         return {int(node): NodeIdentity(*whose) for node, whose in registered.nodes.items()} if registered else {}
 
     def open_transport(greeting: bytes, encode: Encode, decode: Decode) -> GridTransport:
+        """Start the transport over Flower's grid."""
         return GridTransport(grid, greeting, encode, decode, identities if orders.keys else None).start()
 
     terms = ServeOptions(

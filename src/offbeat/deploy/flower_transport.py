@@ -64,13 +64,14 @@ class FlowerTransport:
     _read_into: nn.Module | None = None
 
     def send(self, address: int, order: ServerMessage) -> int:
+        """Send a job or a question as a Flower message; return the size of its model in bytes."""
         if isinstance(order, Question) and not self.ask_clients:
             self._pending.append(Scores(address, order.now, order.version, 0, {}))
             return 0
         if not isinstance(order, (JobMessage, Question)):
             return 0  # Flower itself tells its clients when a run is over
         vector = order.base if isinstance(order, JobMessage) else order.model
-        content = RecordDict({"arrays": self._arrays(vector), "config": ConfigRecord(dict(self.config))})
+        content = RecordDict({"arrays": self._to_arrays(vector), "config": ConfigRecord(dict(self.config))})
         if isinstance(order, JobMessage):
             content[JOB] = ConfigRecord(_job_fields(order))
             for name, extra in order.work.extras.items():
@@ -88,26 +89,29 @@ class FlowerTransport:
         return int(vector.nbytes)
 
     def receive(self, timeout: float) -> list[SiteMessage]:
+        """Return the messages that arrived, at least one unless `timeout` seconds have passed."""
         until = time.monotonic() + timeout
         while not (heard := self._pull_messages()) and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
         return heard
 
     def close(self) -> None:
-        pass
+        """Do nothing: Flower closes its grid itself."""
 
     def _pull_messages(self) -> list[SiteMessage]:
+        """Return pending messages, changes of the connected nodes and new replies."""
         heard, self._pending = self._pending, []
         if time.monotonic() - self._scanned_at > SCAN_SECONDS:
             self._scanned_at = time.monotonic()
             heard += self._scan_nodes()
         if self._open:
             for reply in self.grid.pull_messages(list(self._open)):
-                if (message := self._read(reply)) is not None:
+                if (message := self._read_reply(reply)) is not None:
                     heard.append(message)
         return heard
 
     def _scan_nodes(self) -> Iterable[SiteMessage]:
+        """Report nodes that came or left, and forget orders of nodes that are away for long."""
         there, now = set(self.grid.get_node_ids()), time.monotonic()
         for node in sorted(there - self._examples.keys()):
             self._examples[node] = UNKNOWN_EXAMPLES
@@ -121,16 +125,17 @@ class FlowerTransport:
             n: sent for n, sent in self._open.items() if now - self._away_since.get(sent[0], now) <= MAX_ABSENCE_SECONDS
         }
 
-    def _read(self, reply: Message) -> SiteMessage | None:
+    def _read_reply(self, reply: Message) -> SiteMessage | None:
+        """Convert a reply to an open order to a message; None if there is nothing to report."""
         address, order = self._open.pop(reply.metadata.reply_to_message_id, (None, None))
         if address is None or order is None:
             return None
         if reply.has_error():
-            return self._failed(address, order, reply)
+            return self._failure_message(address, order, reply)
         try:
             if isinstance(order, Question):
-                return self._scores(address, order, reply.content)
-            return self._returned(address, order, reply.content)
+                return self._scores_message(address, order, reply.content)
+            return self._result_message(address, order, reply.content)
         except RuleNotSupported:
             raise
         except (OffbeatError, LookupError, TypeError, ValueError, RuntimeError) as error:
@@ -140,7 +145,8 @@ class FlowerTransport:
                 )
             return None
 
-    def _failed(self, address: int, order: JobMessage | Question, reply: Message) -> SiteMessage | None:
+    def _failure_message(self, address: int, order: JobMessage | Question, reply: Message) -> SiteMessage | None:
+        """Convert an error of a node or of its client app."""
         why = to_single_line(reply.error.reason or f"error {reply.error.code}", 200)
         if reply.error.code in CONNECTION_ERROR_CODES:
             self._examples.pop(address, None)
@@ -149,14 +155,16 @@ class FlowerTransport:
             return None
         return JobAnswer(address, Failure(order.ticket, why), self._examples.get(address, UNKNOWN_EXAMPLES))
 
-    def _scores(self, address: int, order: Question, content: RecordDict) -> Scores:
+    def _scores_message(self, address: int, order: Question, content: RecordDict) -> Scores:
+        """Convert the answer to an `evaluate` message."""
         metrics = dict(content.metric_records["metrics"])
         count = int(_nonnegative_number(metrics, "num-examples") or 0)
         metrics.pop("num-examples", None)
         values = {name: float(value) for name, value in metrics.items() if isinstance(value, (int, float))}
         return Scores(address, order.now, order.version, count, values)
 
-    def _returned(self, address: int, order: JobMessage, content: RecordDict) -> JobAnswer:
+    def _result_message(self, address: int, order: JobMessage, content: RecordDict) -> JobAnswer:
+        """Convert the answer to a `train` message."""
         metrics = dict(content.metric_records["metrics"])
         count = max(1, int(_nonnegative_number(metrics, "num-examples") or 1))
         if address in self._examples:  # else it has left and is greeted when it comes back
@@ -164,18 +172,20 @@ class FlowerTransport:
         rule = order.work.rule
         if rule is not None and TICKET not in metrics:
             raise RuleNotSupported(rule)
-        local = self._vector(content.array_records["arrays"])
+        local = self._to_vector(content.array_records["arrays"])
         names = [] if rule is None else list(rule.uploads(self.binding.layout))
         steps, seconds = _nonnegative_number(metrics, "steps"), _nonnegative_number(metrics, "seconds")
         examples = min(count, order.num_examples)  # the number known at dispatch
         result = Result(order.ticket, local, examples, max(1, int(steps or 1)), read_vectors(content, names))
         return JobAnswer(address, result, count, seconds, content.array_records["arrays"].count_bytes())
 
-    def _arrays(self, vector: Tensor) -> ArrayRecord:
+    def _to_arrays(self, vector: Tensor) -> ArrayRecord:
+        """Convert a vector to the arrays of the module's state dict."""
         self.binding.load(vector)
         return ArrayRecord(self.binding.module.state_dict())
 
-    def _vector(self, arrays: ArrayRecord) -> Tensor:
+    def _to_vector(self, arrays: ArrayRecord) -> Tensor:
+        """Convert the arrays of a client's module to a vector."""
         if self._read_into is None:  # a copy: the module that is sent also holds the frozen parameters
             self._read_into = deepcopy(self.binding.module)
         self._read_into.load_state_dict(arrays.to_torch_state_dict())

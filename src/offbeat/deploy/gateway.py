@@ -113,6 +113,7 @@ class Gateway(ThreadingHTTPServer):
             self._connections.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
+        """Log an unexpected error of a request."""
         log.exception("%s: a request failed", client_address[0])
 
 
@@ -127,9 +128,11 @@ class GatewayRequest(BaseHTTPRequestHandler):
     upstream: http.client.HTTPConnection | None = None
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        pass  # only rejected requests are logged
+        """Log nothing: only rejected requests are logged."""
+        # only rejected requests are logged
 
     def do_GET(self) -> None:
+        """Answer offbeat's own requests: hello and status."""
         path = self.path.partition("?")[0]
         if not path.startswith(OFFBEAT_PATH):
             self._refuse(404, f"{path!r} is not available here")
@@ -149,6 +152,7 @@ class GatewayRequest(BaseHTTPRequestHandler):
             self._refuse(404, f"{path!r} does not exist")
 
     def do_POST(self) -> None:
+        """Forward a request of Flower's nodes if its path, key and length are allowed."""
         path = self.path
         if not FLEET_PATH.fullmatch(path):
             self._refuse(403, f"{path!r} is not allowed here")
@@ -167,6 +171,7 @@ class GatewayRequest(BaseHTTPRequestHandler):
             self._forward(path, body)
 
     def _forward(self, path: str, body: bytes) -> None:
+        """Send a request to the SuperLink and pass its answer on."""
         headers = {name: value for name, value in self.headers.items() if name.lower() not in HOP_BY_HOP_HEADERS}
         for last in (False, True):  # reconnect once if Flower has closed the connection
             if self.upstream is None:
@@ -238,6 +243,7 @@ class GatewayRequest(BaseHTTPRequestHandler):
         return None
 
     def _sender_name(self) -> str:
+        """Return the name of the site and its address, for the log."""
         key = self.headers.get(KEY_HEADER)
         try:
             name = (
@@ -252,10 +258,12 @@ class GatewayRequest(BaseHTTPRequestHandler):
     # ---------------------------------------------------------------- answers
 
     def _refuse(self, status: int, why: str) -> None:
+        """Log a rejected request and answer it with an error."""
         log.warning("%s: rejected: %s", self.client_address[0], to_single_line(why, 200))
         self._respond(status, {"error": why}, close=True)
 
     def _respond(self, status: int, value: Any, close: bool = False) -> None:
+        """Answer with a JSON document."""
         content = json.dumps(value).encode()
         self.send_response_only(status)
         self.send_header("content-type", "application/json")
@@ -267,6 +275,7 @@ class GatewayRequest(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def finish(self) -> None:
+        """Close the connection to the SuperLink too."""
         if self.upstream is not None:
             self.upstream.close()
         super().finish()
@@ -283,6 +292,7 @@ def _explain_tls_error(error: ssl.SSLError) -> str:
 
 
 def main() -> None:
+    """Run a gateway until the process is terminated."""
     parser = argparse.ArgumentParser(prog="offbeat.deploy.gateway")
     parser.add_argument("--host", required=True)
     parser.add_argument("--port", type=int, required=True)

@@ -91,12 +91,15 @@ class GridTransport:
 
     def start(self) -> GridTransport:
         """Start both threads; tests call `push_one` and `pull_once` instead."""
-        self._threads = [threading.Thread(target=run, daemon=True) for run in (self._pushing, self._pulling)]
+        self._threads = [
+            threading.Thread(target=run, daemon=True) for run in (self._push_until_closed, self._pull_until_closed)
+        ]
         for thread in self._threads:
             thread.start()
         return self
 
     def send(self, address: int, order: ServerMessage) -> int:
+        """Queue a message; return its size in bytes."""
         data = self._encode(order)
         kind: Kind = "farewell" if isinstance(order, Farewell) else "order"
         with self._lock:
@@ -105,6 +108,7 @@ class GridTransport:
         return len(data)
 
     def receive(self, timeout: float) -> list[SiteMessage]:
+        """Return the messages that arrived, at least one unless `timeout` seconds have passed."""
         heard: list[SiteMessage] = []
         try:
             first = self._received.get(timeout=max(timeout, 0.0))
@@ -128,7 +132,8 @@ class GridTransport:
 
     # ---------------------------------------------------------------- out
 
-    def _pushing(self) -> None:
+    def _push_until_closed(self) -> None:
+        """Push queued messages, in a thread of its own."""
         while self.push_one():
             pass
 
@@ -157,7 +162,8 @@ class GridTransport:
 
     # ---------------------------------------------------------------- in
 
-    def _pulling(self) -> None:
+    def _pull_until_closed(self) -> None:
+        """Pull replies, in a thread of its own; an error reaches the engine."""
         try:
             while not self._closed:
                 if not self.pull_once():
@@ -199,6 +205,7 @@ class GridTransport:
         return sent
 
     def _handle_reply(self, reply: Message) -> None:
+        """Handle a reply to an open message, or the error of its node."""
         with self._lock:
             sent = self._forget(reply.metadata.reply_to_message_id)
         if sent is None:
@@ -211,6 +218,7 @@ class GridTransport:
             self._deliver(address, kind, reply)
 
     def _deliver(self, address: int, kind: Kind, reply: Message) -> None:
+        """Decode a reply and pass it to the engine if its node has been greeted."""
         try:
             heard = self._decode(unwrap(reply.content), address)
         except (OffbeatError, ValueError) as error:
@@ -234,6 +242,7 @@ class GridTransport:
         return None if identity is None else replace(hello, name=identity.name, token=identity.token)
 
     def _node_name(self, address: int) -> str:
+        """Return the name of the site at a node, for the log."""
         identity = self._identities().get(address) if self._identities is not None else None
         return f"node {address}" if identity is None else identity.name
 

@@ -37,9 +37,11 @@ def make_authority(folder: Path, days: int) -> bool:
         raise ConfigError(f"{folder} has only one of ca.pem and ca.key: restore the other or use another --dir")
     key = _new_key()
     name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "offbeat federation")])
-    builder = _builder(name, name, key.public_key(), days)
+    builder = _new_builder(name, name, key.public_key(), days)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(key_cert_sign=True, crl_sign=True, digital_signature=True), critical=True)
+    builder = builder.add_extension(
+        _key_usage(key_cert_sign=True, crl_sign=True, digital_signature=True), critical=True
+    )
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     builder = builder.add_extension(identifier, critical=False)
     _write(folder / "ca.key", _private_bytes(key), secret=True)
@@ -57,13 +59,13 @@ def make_server(folder: Path, hosts: Sequence[str], days: int) -> None:
     key, names = _new_key(), list(dict.fromkeys((*hosts, *LOCAL_NAMES)))
     general = [_general_name(host) for host in names]
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0][:64])])
-    builder = _builder(subject, authority.subject, key.public_key(), days)
+    builder = _new_builder(subject, authority.subject, key.public_key(), days)
     identifier = x509.SubjectKeyIdentifier.from_public_key(key.public_key())
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key())  # type: ignore[arg-type]
     for extension, critical in (
         (x509.SubjectAlternativeName(general), False),
         (x509.BasicConstraints(ca=False, path_length=None), True),
-        (_usage(digital_signature=True), True),
+        (_key_usage(digital_signature=True), True),
         (x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), False),
         (identifier, False),
         (issuer, False),
@@ -94,12 +96,14 @@ def make_site(folder: Path, name: str) -> Path:
 
 
 def _new_key() -> EllipticCurvePrivateKey:
+    """Make a private key."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.generate_private_key(ec.SECP384R1())  # Flower takes the NIST curves
 
 
-def _builder(subject: x509.Name, issuer: x509.Name, key: object, days: int) -> x509.CertificateBuilder:
+def _new_builder(subject: x509.Name, issuer: x509.Name, key: object, days: int) -> x509.CertificateBuilder:
+    """Start a certificate that is valid from now on."""
     from cryptography import x509
 
     now = datetime.datetime.now(datetime.UTC)
@@ -108,7 +112,8 @@ def _builder(subject: x509.Name, issuer: x509.Name, key: object, days: int) -> x
     return builder.not_valid_before(now - DAY / 24).not_valid_after(now + days * DAY)  # clocks may differ a little
 
 
-def _usage(**used: bool) -> x509.KeyUsage:
+def _key_usage(**used: bool) -> x509.KeyUsage:
+    """Return the extension that allows only these uses of a key."""
     from cryptography import x509
 
     names = "digital_signature content_commitment key_encipherment data_encipherment key_agreement key_cert_sign "
@@ -117,6 +122,7 @@ def _usage(**used: bool) -> x509.KeyUsage:
 
 
 def _general_name(host: str) -> x509.GeneralName:
+    """Return a host name or address as the name in a certificate."""
     from cryptography import x509
 
     try:
@@ -129,6 +135,7 @@ def _general_name(host: str) -> x509.GeneralName:
 
 
 def _sign(builder: x509.CertificateBuilder, key: EllipticCurvePrivateKey) -> bytes:
+    """Return the signed certificate as PEM."""
     from cryptography.hazmat.primitives import hashes
     from cryptography.hazmat.primitives.serialization import Encoding
 
@@ -136,6 +143,7 @@ def _sign(builder: x509.CertificateBuilder, key: EllipticCurvePrivateKey) -> byt
 
 
 def _private_bytes(key: EllipticCurvePrivateKey, ssh: bool = False) -> bytes:
+    """Return a private key as PEM or in OpenSSH format, without a passphrase."""
     from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
 
     return key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH if ssh else PrivateFormat.PKCS8, NoEncryption())

@@ -75,12 +75,14 @@ def overview(folder: Path) -> dict[str, Any]:
 
 
 def _describe_state(app_status: AppStatus | None) -> str:
+    """Describe the state of a run that is not complete."""
     if app_status is None:
         return "not started"
     return app_status.state if app_status.state != "running" or app_status.is_alive() else "no server is running"
 
 
 def _read_trace(db: sqlite3.Connection, known: dict[int, str]) -> dict[str, Any]:
+    """Return the progress of the run and of each site from its trace."""
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'clients'").fetchone():
         return {}  # the trace is being created
     now, updates = db.execute("SELECT MAX(now), SUM(kind = 'arrive') FROM trace").fetchone()
@@ -132,6 +134,7 @@ def site_table(sites: list[dict[str, Any]], ended: bool = False) -> list[list[st
     """Format the sites as rows of a table."""
 
     def number(value: float | None, digits: int = 1) -> str:
+        """Format a number that may be missing."""
         return "-" if value is None else f"{value:.{digits}f}"
 
     rows = []
@@ -161,6 +164,7 @@ class _StatusFile:
     FILE: ClassVar[str]
 
     def write(self, live: Path) -> None:
+        """Write the value to its file in this folder."""
         path = live / self.FILE
         half = path.with_suffix(f".{os.getpid()}.tmp")
         half.write_text(json.dumps(asdict(self)))
@@ -168,6 +172,7 @@ class _StatusFile:
 
     @classmethod
     def read(cls, live: Path) -> Self | None:
+        """Return the value in this folder; None if there is none or it is not readable."""
         try:
             return cls(**json.loads((live / cls.FILE).read_text()))
         except (OSError, ValueError, TypeError):
@@ -175,6 +180,7 @@ class _StatusFile:
 
     @classmethod
     def remove(cls, live: Path) -> None:
+        """Delete the file in this folder."""
         (live / cls.FILE).unlink(missing_ok=True)
 
 

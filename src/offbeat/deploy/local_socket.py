@@ -73,6 +73,7 @@ def serve(
 
 
 def _answer_question(connection: socket.socket, handle: Callable[[bytes], bytes], limit: int) -> None:
+    """Read a request and send the answer of the handler, or its error."""
     with connection, contextlib.suppress(OSError, EOFError):  # the asking process has ended
         connection.settimeout(None)
         status, answer = OK, b""
@@ -92,6 +93,7 @@ def _answer_question(connection: socket.socket, handle: Callable[[bytes], bytes]
 
 
 def _exchange(connection: socket.socket, data: bytes, limit: int) -> bytes:
+    """Send a request and return the answer; raise SocketError if it is an error."""
     with contextlib.suppress(
         BrokenPipeError, ConnectionResetError
     ):  # the other side may already have rejected the size
@@ -105,12 +107,14 @@ def _exchange(connection: socket.socket, data: bytes, limit: int) -> bytes:
 
 
 def _read_message(connection: socket.socket, length: int, limit: int) -> bytes:
+    """Read the bytes of a message unless it is over the limit."""
     if length > limit:
         raise SocketError(f"a message of {length} bytes, over the limit of {limit}")
     return bytes(_read_exactly(connection, length))
 
 
 def _read_exactly(connection: socket.socket, length: int) -> bytearray:
+    """Read this number of bytes; raise EOFError if the connection ends before."""
     whole, at = bytearray(length), 0
     view = memoryview(whole)
     while at < length:
@@ -123,6 +127,7 @@ def _read_exactly(connection: socket.socket, length: int) -> bytearray:
 
 @contextlib.contextmanager
 def _connect(path: str | os.PathLike[str]) -> Iterator[socket.socket]:
+    """Connect to the listening process."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         with _short_address(Path(path)) as address:
             connection.connect(address)
@@ -131,46 +136,47 @@ def _connect(path: str | os.PathLike[str]) -> Iterator[socket.socket]:
 
 @contextlib.contextmanager
 def _listen(path: str | os.PathLike[str]) -> Iterator[socket.socket]:
-    place = Path(path)
+    """Listen at a path, which is removed afterwards."""
+    path = Path(path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        _remove_stale_socket(place)
-        with _short_address(place) as address:
+        _remove_stale_socket(path)
+        with _short_address(path) as address:
             listener.bind(address)
-        inode = os.stat(place).st_ino
-        os.chmod(place, 0o600)  # before it listens, so that no other user can connect
+        inode = os.stat(path).st_ino
+        os.chmod(path, 0o600)  # before it listens, so that no other user can connect
         listener.listen(16)
         listener.settimeout(PARENT_POLL_SECONDS)
         try:
             yield listener
         finally:
             with contextlib.suppress(OSError):
-                if os.stat(place).st_ino == inode:  # another trainer may have replaced it
-                    os.unlink(place)
+                if os.stat(path).st_ino == inode:  # another trainer may have replaced it
+                    os.unlink(path)
 
 
-def _remove_stale_socket(place: Path) -> None:
+def _remove_stale_socket(path: Path) -> None:
     """Remove the socket of a killed trainer; raise SocketError if another trainer still listens."""
     try:
-        status = os.lstat(place)
+        status = os.lstat(path)
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(status.st_mode):
-        raise SocketError(f"{place} exists and is not a socket")
+        raise SocketError(f"{path} exists and is not a socket")
     try:
-        with _connect(place):
-            raise SocketError(f"a trainer is listening at {place} already")
+        with _connect(path):
+            raise SocketError(f"a trainer is listening at {path} already")
     except OSError:
-        os.unlink(place)
+        os.unlink(path)
 
 
 @contextlib.contextmanager
-def _short_address(place: Path) -> Iterator[str]:
+def _short_address(path: Path) -> Iterator[str]:
     """Yield the path, or a shorter alias, because socket addresses hold only about a hundred bytes."""
-    if len(os.fsencode(place)) <= MAX_ADDRESS_BYTES or not os.path.isdir("/proc/self/fd"):
-        yield os.fspath(place)
+    if len(os.fsencode(path)) <= MAX_ADDRESS_BYTES or not os.path.isdir("/proc/self/fd"):
+        yield os.fspath(path)
         return
-    folder = os.open(place.parent, os.O_RDONLY | os.O_DIRECTORY)
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield f"/proc/self/fd/{folder}/{place.name}"
+        yield f"/proc/self/fd/{folder}/{path.name}"
     finally:
         os.close(folder)

@@ -2,7 +2,7 @@
 
 `encode(message, run)` and `decode(data, address)`; `open_envelope` also returns the run of a message. Invalid bytes
 raise WireError with a one-line message. A job's memory is never sent: it stays at the site. An upload may be compressed
-(`deploy.compression`) relative to a base, which the reader looks up with `base_of`.
+(`deploy.compression`) relative to a base, which the reader looks up with `find_base`.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class CompressedUpload:
 Order = Greeting | JobMessage | Question | Farewell
 Answer = Hello | JobAnswer | Scores
 Message = Order | Answer
-BaseOf = Callable[[int], Tensor | None]
+FindBase = Callable[[int], Tensor | None]
 
 
 class Envelope(NamedTuple):
@@ -88,6 +88,7 @@ def encode(message: Message, run: str = "", upload: CompressedUpload | None = No
 
 
 def _to_fields(message: Message, upload: CompressedUpload | None) -> tuple[str, Fields, dict[str, Tensor]]:
+    """Return kind, fields and tensors of a message."""
     names: tuple[str, ...]
     match message:
         case Greeting():
@@ -98,7 +99,7 @@ def _to_fields(message: Message, upload: CompressedUpload | None) -> tuple[str, 
             fields = {name: getattr(message, name) for name in names}
             fields["work"] = {"steps": work.steps, "epochs": work.epochs, "lr": work.lr}
             fields["rule"] = None if work.rule is None else rule_codec.to_fields(work.rule)
-            return "assignment", fields, {"base": message.base, **_prefixed(work.extras)}
+            return "assignment", fields, {"base": message.base, **_name_extras(work.extras)}
         case Question():
             return "question", {"now": message.now, "version": message.version}, {"model": message.model}
         case Farewell():
@@ -112,10 +113,10 @@ def _to_fields(message: Message, upload: CompressedUpload | None) -> tuple[str, 
                 return "failed", {**fields, "reason": to_single_line(answer.reason)}, {}
             fields |= {"num_examples": answer.num_examples, "steps": answer.steps, "compression": "none"}
             if upload is None:
-                return "returned", fields, {"local": answer.local, **_prefixed(answer.extras)}
+                return "returned", fields, {"local": answer.local, **_name_extras(answer.extras)}
             fields |= {"compression": upload.how, "size": upload.size}
             parts = {f"upload.{name}": part for name, part in upload.parts.items()}
-            return "returned", fields, {"rest": upload.rest, **parts, **_prefixed(answer.extras)}
+            return "returned", fields, {"rest": upload.rest, **parts, **_name_extras(answer.extras)}
         case Scores():
             # a score that is not finite is sent as null
             values = {name: value if isfinite(value) else None for name, value in message.values.items()}
@@ -124,7 +125,8 @@ def _to_fields(message: Message, upload: CompressedUpload | None) -> tuple[str, 
     raise WireError(f"a {type(message).__name__} cannot be sent")
 
 
-def _prefixed(extras: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def _name_extras(extras: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return extras under the names that they have in a message."""
     return {f"extras.{name}": extra for name, extra in extras.items()}
 
 
@@ -137,18 +139,19 @@ def decode(
     limit: int = MAX_MESSAGE_BYTES,
     *,
     run: str | None = None,
-    base_of: BaseOf | None = None,
+    find_base: FindBase | None = None,
 ) -> Message:
     """Decode a message from the site at this address, or from the server without one; it must belong to `run`."""
-    envelope = open_envelope(data, address, limit, base_of)
+    envelope = open_envelope(data, address, limit, find_base)
     if run is not None and envelope.run != run:
         raise WireError(f"a message for another run, {to_single_line(envelope.run, 60)!r}")
     return envelope.message
 
 
 def open_envelope(
-    data: bytes, address: int | None = None, limit: int = MAX_MESSAGE_BYTES, base_of: BaseOf | None = None
+    data: bytes, address: int | None = None, limit: int = MAX_MESSAGE_BYTES, find_base: FindBase | None = None
 ) -> Envelope:
+    """Decode a message and the run it belongs to."""
     fields, tensors = unpack_tensors(data, limit)
     reader = _Reader(fields, tensors)
     if (number := reader.count("format")) != FORMAT:
@@ -162,7 +165,7 @@ def open_envelope(
     try:
         message = readers[kind](reader, -1 if address is None else address)
         if isinstance(message, JobAnswer):
-            message = _with_local_model(message, reader, base_of, len(data))
+            message = _with_local_model(message, reader, find_base, len(data))
     except WireError:
         raise
     except OffbeatError as error:  # invalid values in LocalWork or a compression
@@ -178,6 +181,7 @@ class _Reader:
         self._fields, self._tensors = fields, tensors
 
     def field(self, name: str, what: str, fine: Callable[[Any], bool]) -> Any:
+        """Take a field; raise WireError unless `fine` accepts its value, of which `what` describes the valid ones."""
         if name not in self._fields:
             raise WireError(f"a message without {name}")
         value = self._fields.pop(name)
@@ -190,23 +194,26 @@ class _Reader:
         return number
 
     def optional_count(self, name: str) -> int | None:
+        """Take a whole number or null."""
         fine = lambda v: v is None or (type(v) is int and 0 <= v < MAX_COUNT)  # noqa: E731
         number: int | None = self.field(name, "a whole number or null", fine)
         return number
 
     def seconds(self, name: str) -> float | None:
-        value = self.field(name, "seconds or null", lambda v: v is None or (_number(v) and v >= 0))
+        """Take a number that is not negative, or null."""
+        value = self.field(name, "seconds or null", lambda v: v is None or (_is_number(v) and v >= 0))
         return None if value is None else float(value)
 
     def number(self, name: str) -> float:
-        return float(self.field(name, "a number", _number))
+        return float(self.field(name, "a number", _is_number))
 
     def flag(self, name: str) -> bool:
         flag: bool = self.field(name, "true or false", lambda v: type(v) is bool)
         return flag
 
     def text(self, name: str, most: int = MAX_COUNT) -> str:
-        text: str = self.field(name, "text", lambda v: isinstance(v, str) and len(v) <= most and _encodable(v))
+        """Take a text of at most this number of characters."""
+        text: str = self.field(name, "text", lambda v: isinstance(v, str) and len(v) <= most and _is_encodable(v))
         return text
 
     def name(self, name: str) -> str:
@@ -223,6 +230,7 @@ class _Reader:
         return mapping
 
     def vector(self, name: str) -> Tensor:
+        """Take a tensor, which must be a vector of floats."""
         if name not in self._tensors:
             raise WireError(f"a message without the vector {name!r}")
         vector = self._tensors.pop(name)
@@ -231,109 +239,121 @@ class _Reader:
         return vector
 
     def tensors(self, prefix: str) -> dict[str, Tensor]:
+        """Take all tensors whose names begin with the prefix."""
         names = [name for name in self._tensors if name.startswith(prefix)]
         return {name.removeprefix(prefix): self._tensors.pop(name) for name in names}
 
     def finish(self) -> None:
+        """Raise WireError if fields or tensors are left."""
         if left := [*self._fields, *self._tensors]:
             raise WireError(f"a message with {to_single_line(left[0], 40)!r}, which is not expected")
 
 
-def _number(value: Any) -> bool:
+def _is_number(value: Any) -> bool:
+    """Return whether this is a number that a float can hold."""
     return type(value) is float or (type(value) is int and abs(value) < MAX_COUNT)
 
 
-def _encodable(text: str) -> bool:
+def _is_encodable(text: str) -> bool:
+    """Return whether a text is valid UTF-8."""
     return not any("\ud800" <= c <= "\udfff" for c in text)
 
 
-def _greeting(r: _Reader, _: int) -> Greeting:
-    return Greeting(r.text("about", MAX_NAME_LENGTH), r.text("experiment"), r.name("layout"), r.name("compression"))
-
-
-def _assignment(r: _Reader, _: int) -> JobMessage:
-    todo = _Reader(r.mapping("work"), {})
-    lr = todo.seconds("lr")  # as for seconds: 0 or more, or null
-    steps, epochs = todo.optional_count("steps"), todo.optional_count("epochs")
-    todo.finish()
-    rule = r.field("rule", "a rule or null", lambda v: v is None or isinstance(v, dict))
-    work = LocalWork(steps, epochs, lr, None if rule is None else rule_codec.from_fields(rule), r.tensors("extras."))
-    return JobMessage(
-        ticket=r.count("ticket"),
-        client=r.count("client"),
-        index=r.count("index"),
-        base_version=r.count("base_version"),
-        base=r.vector("base"),
-        work=work,
-        num_examples=r.count("num_examples"),
-        seed=r.count("seed", MAX_SEED),
-        accepted=r.optional_count("accepted"),
+def _read_greeting(reader: _Reader, _: int) -> Greeting:
+    return Greeting(
+        reader.text("about", MAX_NAME_LENGTH),
+        reader.text("experiment"),
+        reader.name("layout"),
+        reader.name("compression"),
     )
 
 
-def _question(r: _Reader, _: int) -> Question:
-    return Question(r.number("now"), r.count("version"), r.vector("model"))
+def _read_assignment(reader: _Reader, _: int) -> JobMessage:
+    todo = _Reader(reader.mapping("work"), {})
+    lr = todo.seconds("lr")  # as for seconds: 0 or more, or null
+    steps, epochs = todo.optional_count("steps"), todo.optional_count("epochs")
+    todo.finish()
+    rule = reader.field("rule", "a rule or null", lambda v: v is None or isinstance(v, dict))
+    work = LocalWork(
+        steps, epochs, lr, None if rule is None else rule_codec.from_fields(rule), reader.tensors("extras.")
+    )
+    return JobMessage(
+        ticket=reader.count("ticket"),
+        client=reader.count("client"),
+        index=reader.count("index"),
+        base_version=reader.count("base_version"),
+        base=reader.vector("base"),
+        work=work,
+        num_examples=reader.count("num_examples"),
+        seed=reader.count("seed", MAX_SEED),
+        accepted=reader.optional_count("accepted"),
+    )
 
 
-def _farewell(r: _Reader, _: int) -> Farewell:
-    facts = {to_single_line(name): to_single_line(value) for name, value in r.mapping("facts").items()}
-    return Farewell(to_single_line(r.text("reason")), r.flag("refused"), facts)
+def _read_question(reader: _Reader, _: int) -> Question:
+    return Question(reader.number("now"), reader.count("version"), reader.vector("model"))
 
 
-def _hello(r: _Reader, address: int) -> Hello:
-    name, token, has = r.name("name"), r.name("token"), r.count("num_examples")
-    return Hello(address, name, token, has, r.name("layout"), r.name("code"), r.optional_count("newest"))
+def _read_farewell(reader: _Reader, _: int) -> Farewell:
+    facts = {to_single_line(name): to_single_line(value) for name, value in reader.mapping("facts").items()}
+    return Farewell(to_single_line(reader.text("reason")), reader.flag("refused"), facts)
 
 
-def _returned(r: _Reader, address: int) -> JobAnswer:
-    extras = r.tensors("extras.")
-    answer = Result(r.count("ticket"), torch.empty(0), r.count("num_examples"), r.count("steps"), extras)
-    return JobAnswer(address, answer, r.count("has"), r.seconds("seconds"))
+def _read_hello(reader: _Reader, address: int) -> Hello:
+    name, token, has = reader.name("name"), reader.name("token"), reader.count("num_examples")
+    return Hello(address, name, token, has, reader.name("layout"), reader.name("code"), reader.optional_count("newest"))
 
 
-def _failed(r: _Reader, address: int) -> JobAnswer:
-    answer = Failure(r.count("ticket"), to_single_line(r.text("reason")))
-    return JobAnswer(address, answer, r.count("has"), r.seconds("seconds"))
+def _read_returned(reader: _Reader, address: int) -> JobAnswer:
+    extras = reader.tensors("extras.")
+    answer = Result(reader.count("ticket"), torch.empty(0), reader.count("num_examples"), reader.count("steps"), extras)
+    return JobAnswer(address, answer, reader.count("has"), reader.seconds("seconds"))
 
 
-def _scores(r: _Reader, address: int) -> Scores:
-    values = r.mapping("values")
-    if not all(value is None or _number(value) for value in values.values()):
+def _read_failed(reader: _Reader, address: int) -> JobAnswer:
+    answer = Failure(reader.count("ticket"), to_single_line(reader.text("reason")))
+    return JobAnswer(address, answer, reader.count("has"), reader.seconds("seconds"))
+
+
+def _read_scores(reader: _Reader, address: int) -> Scores:
+    values = reader.mapping("values")
+    if not all(value is None or _is_number(value) for value in values.values()):
         raise WireError("scores that are not numbers")
     scores = {to_single_line(name, 60): nan if value is None else float(value) for name, value in values.items()}
-    return Scores(address, r.number("now"), r.count("version"), r.count("num_examples"), scores)
+    return Scores(address, reader.number("now"), reader.count("version"), reader.count("num_examples"), scores)
 
 
 ORDERS: dict[str, Callable[[_Reader, int], Message]] = {
-    "greeting": _greeting,
-    "assignment": _assignment,
-    "question": _question,
-    "farewell": _farewell,
+    "greeting": _read_greeting,
+    "assignment": _read_assignment,
+    "question": _read_question,
+    "farewell": _read_farewell,
 }
 ANSWERS: dict[str, Callable[[_Reader, int], Message]] = {
-    "hello": _hello,
-    "returned": _returned,
-    "failed": _failed,
-    "scores": _scores,
+    "hello": _read_hello,
+    "returned": _read_returned,
+    "failed": _read_failed,
+    "scores": _read_scores,
 }
 
 
-def _with_local_model(message: JobAnswer, r: _Reader, base_of: BaseOf | None, size: int) -> JobAnswer:
+def _with_local_model(message: JobAnswer, reader: _Reader, find_base: FindBase | None, size: int) -> JobAnswer:
     """Add the local model, either as sent or restored from the compressed upload and its base."""
     answer = message.answer
     if isinstance(answer, Result):
-        how = r.name("compression")
+        how = reader.name("compression")
         if how == "none":
-            answer.local = r.vector("local")
+            answer.local = reader.vector("local")
         else:
-            compressed_size, rest, parts = r.count("size"), r.vector("rest"), r.tensors("upload.")
-            base = None if base_of is None else base_of(answer.ticket)
+            compressed_size, rest, parts = reader.count("size"), reader.vector("rest"), reader.tensors("upload.")
+            base = None if find_base is None else find_base(answer.ticket)
             if base is not None:  # else the ticket is closed: a late answer is only counted
                 answer.local = _decompress(how, base, compressed_size, rest, parts)
     return JobAnswer(message.address, answer, message.num_examples, message.seconds, size)
 
 
 def _decompress(how: str, base: Tensor, size: int, rest: Tensor, parts: Mapping[str, Tensor]) -> Tensor:
+    """Return the local model of a compressed upload."""
     if size + len(rest) != len(base) or rest.dtype != base.dtype:
         raise WireError(f"an upload of {size} + {len(rest)} entries for a model of {len(base)}")
     delta = compression.parse_compression(how).unpack(parts, size, base.dtype)

@@ -50,6 +50,7 @@ def end_marked(mark: str, patience: float = 0.0) -> None:
 
 
 def main() -> None:
+    """Wait until standard input is closed, then end the marked processes."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)  # it ends only after its parent
     while os.read(0, 4096):

@@ -28,6 +28,7 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
+    """Return HOST:PORT, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -59,7 +60,7 @@ def query_server(address: str, path: str, keys: SiteKeys | None, name: str) -> d
         answer = connection.getresponse()
         content = answer.read(1 << 24)
     except ssl.SSLCertVerificationError as error:
-        raise RunError(_distrust(where, host, error, keys)) from None
+        raise RunError(_explain_distrust(where, host, error, keys)) from None
     except ssl.SSLError as error:
         if error.reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL", "RECORD_LAYER_FAILURE"):
             raise RunError(
@@ -79,10 +80,11 @@ def query_server(address: str, path: str, keys: SiteKeys | None, name: str) -> d
         raise RunError(f"{where} sent an invalid answer: {error or type(error).__name__}{hint}") from None
     finally:
         connection.close()
-    return _answer(where, answer.status, content, keys)
+    return _parse_answer(where, answer.status, content, keys)
 
 
-def _answer(where: str, status: int, content: bytes, keys: SiteKeys | None) -> dict[str, Any]:
+def _parse_answer(where: str, status: int, content: bytes, keys: SiteKeys | None) -> dict[str, Any]:
+    """Return the JSON document of an answer; raise RunError unless an offbeat server sent it."""
     try:
         answer = json.loads(content)
     except ValueError:
@@ -96,7 +98,8 @@ def _answer(where: str, status: int, content: bytes, keys: SiteKeys | None) -> d
     return answer
 
 
-def _distrust(where: str, host: str, error: ssl.SSLCertVerificationError, keys: SiteKeys | None) -> str:
+def _explain_distrust(where: str, host: str, error: ssl.SSLCertVerificationError, keys: SiteKeys | None) -> str:
+    """Explain why the server's certificate is not accepted."""
     assert keys is not None
     code = error.verify_code
     if code in (10, 9):  # X509_V_ERR_CERT_HAS_EXPIRED, …_NOT_YET_VALID

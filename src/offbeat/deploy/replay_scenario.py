@@ -76,6 +76,7 @@ def recorded_sites(run: Run) -> tuple[list[RecordedSite], float]:
 
 
 def _recorded_site(db: sqlite3.Connection, client: int) -> RecordedSite:
+    """Read the examples and the reachability of one site from a trace."""
     examples, there = 1, {0.0: False}
     query = "SELECT now, kind, examples, detail FROM trace WHERE client = ? ORDER BY seq"
     for now, kind, count, detail in db.execute(query, (client,)):

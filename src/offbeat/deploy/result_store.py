@@ -56,6 +56,7 @@ class ResultStore:
         self._last: StoredResult | None = None  # the newest result, also in memory, for the next job
 
     def find(self, ticket: int | None) -> StoredResult | None:
+        """Return the result of a ticket; None if there is none or it cannot be read."""
         if ticket is None:
             return None
         if self._last is not None and self._last.ticket == ticket:
@@ -96,9 +97,11 @@ class ResultStore:
             self._last = None
 
     def tickets(self) -> list[int]:
+        """Return the tickets of all stored results."""
         return sorted(int(path.stem) for path in self.folder.glob("*.result") if path.stem.isdecimal())
 
     def newest(self) -> StoredResult | None:
+        """Return the result with the largest ticket."""
         tickets = self.tickets()
         return self.find(tickets[-1]) if tickets else None
 
@@ -111,6 +114,7 @@ class ResultStore:
         write_atomically(self.folder / "greeting", pack_tensors({"since": since}, tensors))
 
     def greeting(self) -> tuple[bytes, float] | None:
+        """Return the stored greeting and its time; None if there is none."""
         try:
             fields, tensors = unpack_tensors((self.folder / "greeting").read_bytes(), NO_LIMIT)
             return tensors[REPLY].numpy().tobytes(), float(fields["since"])
@@ -135,6 +139,7 @@ class ResultStore:
 
 
 def _parse_result(ticket: int, data: bytes) -> StoredResult:
+    """Convert the bytes of a file to a result."""
     fields, tensors = unpack_tensors(data, NO_LIMIT)
     memory = {name.removeprefix(MEMORY): tensor for name, tensor in tensors.items() if name.startswith(MEMORY)}
     reply = tensors[REPLY].numpy().tobytes()

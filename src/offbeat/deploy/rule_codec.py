@@ -34,6 +34,7 @@ def known_rules() -> dict[str, type]:
 
 
 def to_fields(rule: LocalRule) -> dict[str, Any]:
+    """Convert a rule to its name and fields; raise WireError if it cannot be sent."""
     cls = type(rule)
     name = f"{cls.__module__}:{cls.__qualname__}"
     if known_rules().get(name) is not cls:
@@ -52,6 +53,7 @@ def to_fields(rule: LocalRule) -> dict[str, Any]:
 
 
 def from_fields(tree: Any) -> LocalRule:
+    """Convert name and fields back to a rule; raise WireError if it is unknown or its fields are invalid."""
     if not (isinstance(tree, dict) and tree.keys() == {"name", "fields"} and isinstance(tree["name"], str)):
         raise WireError("a rule without a name and fields")
     cls = _find_rule(tree["name"])
@@ -90,6 +92,7 @@ def layout_digest(layout: Layout, dtype: object) -> str:
 
 
 def _find_rule(name: str) -> type:
+    """Return the class of a rule by its name."""
     rules = known_rules()
     if name in rules:
         return rules[name]
@@ -102,6 +105,7 @@ def _find_rule(name: str) -> type:
 
 
 def _subclasses(cls: type) -> Iterator[type]:
+    """Yield all direct and indirect subclasses."""
     heirs: list[type] = cls.__subclasses__()
     for heir in heirs:
         yield heir
@@ -114,6 +118,7 @@ def _adapter(cls: type) -> TypeAdapter[Any]:
 
 
 def _dump(cls: type, rule: Any) -> Any:
+    """Convert a rule to JSON values."""
     return _adapter(cls).dump_python(rule, mode="json")
 
 

@@ -87,6 +87,7 @@ class ServerModel:
     facts: Mapping[str, str] = field(default_factory=dict)  # about the model
 
     def state_dict(self, model: Tensor) -> dict[str, Tensor]:
+        """Convert a vector to a state dict of the module."""
         binding = Binding(deepcopy(self.module))
         with torch.no_grad():
             binding.load(model)
@@ -166,6 +167,7 @@ def create_engine(
     options: ServeOptions,
     watch: Watch | None,
 ) -> LiveEngine:
+    """Build the engine of a run and restore its last state."""
     world, number = model.world, run_id(run.folder)
     layout, code = (
         rule_codec.layout_digest(world.layout, world.model.dtype),
@@ -175,13 +177,14 @@ def create_engine(
     limit = message_codec.answer_limit(world.model)
     engines: list[LiveEngine] = []
 
-    def base_of(ticket: int) -> Tensor | None:
+    def find_base(ticket: int) -> Tensor | None:
         """Return the model that the job of this ticket started from, or None if the ticket is not open."""
         job = engines[0].coordinator.ledger.open_jobs.get(ticket) if engines else None
         return None if job is None else job.base
 
     def decode(data: bytes, address: int) -> SiteMessage:
-        message = message_codec.decode(data, address, limit, run=number, base_of=base_of)
+        """Decode a message of the site at this address."""
+        message = message_codec.decode(data, address, limit, run=number, find_base=find_base)
         assert not isinstance(message, message_codec.Order)
         return message
 
@@ -221,6 +224,7 @@ def create_engine(
 
 
 def load_model(experiment: Experiment, file: Path | None) -> ServerModel:
+    """Load the model to serve: the experiment's, or that of a site's file."""
     if is_pooled(experiment.strategy):
         raise ConfigError("this strategy trains on pooled data and cannot be served to sites")
     if file is None:

@@ -69,6 +69,7 @@ class ServerProcesses:
         self._failures = 0
 
     def start(self) -> None:
+        """Start all processes."""
         self._start_link_and_gateway()
         self._start_app()
 
@@ -78,6 +79,7 @@ class ServerProcesses:
         self._start_gateway()
 
     def _start_gateway(self) -> None:
+        """Start the gateway and wait until it listens."""
         place = self.endpoint
         check_port_is_free(place.host, place.port)
         command = [*python_command("offbeat.deploy.gateway"), "--host", place.host, "--port", str(place.port)]
@@ -108,6 +110,7 @@ class ServerProcesses:
         RegisteredSites(nodes).write(self.live)
 
     def _start_app(self) -> None:
+        """Start the server app and wait for its first status."""
         AppStatus.remove(self.live)
         self._app_started_at = time.monotonic()
         self.link.start_app()
@@ -154,10 +157,12 @@ class ServerProcesses:
             raise RunError(f"{why}, {MAX_FAILURES} times in a row: {self.last_log_lines()}")
 
     def _is_running(self, process: int) -> bool:
+        """Return whether this process is a running child of this server."""
         marked = orphan_reaper.marked_processes(self.children.mark) if os.path.isdir("/proc") else None
         return AppStatus("running", process).is_alive() if marked is None else process in marked
 
     def last_log_lines(self) -> str:
+        """Return the last lines of the app's log, or of the SuperLink's."""
         return last_lines(self.live / "logs" / "server.log") or self.children.last_log_lines("superlink")
 
     # ---------------------------------------------------------------- the end
@@ -178,16 +183,19 @@ class ServerProcesses:
         return AppStatus.read(self.live)
 
     def _kill_app(self) -> None:
+        """Kill the server app, which writes no last checkpoint then."""
         status = AppStatus.read(self.live)
         if status is not None and self._is_running(status.process):
             os.kill(status.process, signal.SIGKILL)
             wait_until(lambda: not self._is_running(status.process), 10.0)
 
     def close(self) -> None:
+        """End all processes."""
         self.children.close()
 
 
 def python_command(module: str) -> list[str]:
+    """Return the command line that runs a module with this Python."""
     import sys
 
     return [sys.executable, "-m", module]
@@ -270,6 +278,7 @@ class SuperLink:
         )
 
     def is_alive(self) -> bool:
+        """Return whether the SuperLink runs."""
         return self.children.is_alive("superlink")
 
     def register(self, public_key: Path) -> int:
@@ -288,6 +297,7 @@ class SuperLink:
         self._run_flwr("run", str(self.app.resolve()))
 
     def _run_flwr(self, *arguments: str) -> Mapping[str, object]:
+        """Run a command of `flwr`; return its JSON answer or raise RunError."""
         done = self.children.run_flower("flwr", *arguments, "offbeat", "--format", "json")
         try:
             answer = json.loads(done.stdout[done.stdout.index("{") :])

@@ -41,6 +41,7 @@ class SiteCheck:
     certificates: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
+        """Format the results as lines of text."""
         shape = "x".join(map(str, self.inputs)) or "a number"
         tested = f"{self.tested} to test" if self.tested else "no test examples: this site evaluates no models"
         memory = "" if self.memory_bytes is None else f", {_format_size(self.memory_bytes)} of memory in total"
@@ -116,11 +117,13 @@ def certificate_line(path: Path, now: datetime | None = None) -> str:
 
 
 def _check_finite(local: Tensor) -> None:
+    """Raise DataError if training made the model infinite."""
     if not bool(torch.isfinite(local).all()):
         raise DataError("the model is not finite after one step: check the labels and the scale of the inputs")
 
 
 def _peak_memory() -> int | None:
+    """Return the largest memory use of this process in bytes; None if it is not known."""
     try:
         import resource
         import sys
@@ -131,6 +134,7 @@ def _peak_memory() -> int | None:
 
 
 def _format_size(count: int) -> str:
+    """Format a number of bytes."""
     size = float(count)
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:

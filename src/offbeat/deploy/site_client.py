@@ -73,17 +73,18 @@ class Site:
     def handle(self, data: bytes) -> bytes:
         """Answer a message; raise OffbeatError if it is invalid or cannot be carried out. Thread-safe."""
         try:
-            return self._handle(data)
+            return self._dispatch_message(data)
         except OffbeatError as error:
             log.error("%s", error)
             message = _public_message(error)
             self._log_sent("error", "", message.encode())
             raise RunError(message) from None
 
-    def _handle(self, data: bytes) -> bytes:
+    def _dispatch_message(self, data: bytes) -> bytes:
+        """Answer a message according to its kind."""
         run, order = message_codec.open_envelope(data, None, self._limit)
         if isinstance(order, Farewell):
-            return self._farewell(run, order)
+            return self._handle_farewell(run, order)
         with self._lock, one_thread():
             if isinstance(order, message_codec.Greeting):
                 try:
@@ -104,6 +105,7 @@ class Site:
     # ------------------------------------------------------------ joining
 
     def _answer_greeting(self, greeting: message_codec.Greeting, data: bytes) -> bytes:
+        """Join the run and answer with Hello."""
         current = self._current
         if current is None or current.greeting != greeting:
             current = self._join(greeting, data)
@@ -113,11 +115,18 @@ class Site:
         )
         newest = max(current.results.tickets(), default=None)
         hello = Hello(
-            UNKNOWN_ADDRESS, self.name, self._token, self._examples(current, _next_index(current)), layout, code, newest
+            UNKNOWN_ADDRESS,
+            self.name,
+            self._token,
+            self._count_examples(current, _next_index(current)),
+            layout,
+            code,
+            newest,
         )
         return message_codec.encode(hello, greeting.run)
 
     def _join(self, greeting: message_codec.Greeting, data: bytes) -> Participation:
+        """Load model and data for a run, and store its greeting."""
         results = ResultStore(self.home, greeting.run)
         # the server may name code files, which a site does not run
         experiment = parse_experiment(greeting.experiment, "the server's experiment", FileContext(runs_code=False))
@@ -143,7 +152,8 @@ class Site:
             return self._join(greeting, stored[0])
         return self._current
 
-    def _farewell(self, run: str, order: Farewell) -> bytes:
+    def _handle_farewell(self, run: str, order: Farewell) -> bytes:
+        """Delete the results of an ended run and end this site."""
         part = self._current
         if not order.refused:
             ResultStore(self.home, run).clear()
@@ -155,29 +165,30 @@ class Site:
     # ------------------------------------------------------------ jobs and evaluation
 
     def _answer_assignment(self, part: Participation, order: JobMessage, digest: str) -> bytes:
+        """Return the stored reply to a job, or train it now."""
         results = part.results
         stored = results.find(order.ticket)
         if stored is not None and stored.order == digest:
             return stored.reply
         if (newest := max(results.tickets(), default=-1)) > order.ticket:  # a delayed message
-            return self._failed(part, order, f"an outdated ticket: {newest} is newer")
+            return self._failure_reply(part, order, f"an outdated ticket: {newest} is newer")
         previous = results.find(order.accepted)
         if previous is None and order.accepted is not None and _keeps_memory(order.work.rule, part.experiment):
             log.warning("the memory stored for ticket %s is missing: the rule starts without memory", order.accepted)
         results.drop_unaccepted(order.accepted)
         began = time.perf_counter()
-        answer = _compute(part, order, previous)
+        answer = _train(part, order, previous)
         if isinstance(answer, Failure):
-            return self._failed(part, order, answer.reason)
+            return self._failure_reply(part, order, answer.reason)
         seconds = time.perf_counter() - began
         try:
             stored = self._make_result(part, order, digest, answer, previous, seconds)
             results.store(stored)
         except ResultStoreError as error:
             log.error("%s", error)
-            return self._failed(part, order, str(error))
+            return self._failure_reply(part, order, str(error))
         except Exception as error:  # compression failed, or extras cannot be sent
-            return self._failed(part, order, describe_error(error))
+            return self._failure_reply(part, order, describe_error(error))
         return stored.reply
 
     def _make_result(
@@ -189,20 +200,22 @@ class Site:
         previous: StoredResult | None,
         seconds: float,
     ) -> StoredResult:
+        """Encode the reply to a job, compressed if the run asks for it."""
         upload, residual = None, None
         if str(part.compression) != "none":
             size = part.training.layout.num_params  # the statistics behind the parameters are never compressed
             delta = (result.local - order.base)[:size]
             parts, residual = compression.compress(part.compression, delta, previous.residual if previous else None)
             upload = message_codec.CompressedUpload(str(part.compression), size, parts, result.local[size:])
-        returned = JobAnswer(UNKNOWN_ADDRESS, result, self._examples(part, order.index + 1), seconds)
+        returned = JobAnswer(UNKNOWN_ADDRESS, result, self._count_examples(part, order.index + 1), seconds)
         reply = message_codec.encode(returned, part.greeting.run, upload)
         memory = result.memory or (previous.memory if previous else {})
         return StoredResult(order.ticket, order.index, digest, reply, memory, residual)
 
-    def _failed(self, part: Participation, order: JobMessage, reason: str) -> bytes:
+    def _failure_reply(self, part: Participation, order: JobMessage, reason: str) -> bytes:
+        """Encode the reply to a job that failed."""
         failure = Failure(order.ticket, to_single_line(reason))
-        returned = JobAnswer(UNKNOWN_ADDRESS, failure, self._examples(part, order.index + 1))
+        returned = JobAnswer(UNKNOWN_ADDRESS, failure, self._count_examples(part, order.index + 1))
         return message_codec.encode(returned, part.greeting.run)
 
     def _answer_question(self, part: Participation, order: Question) -> bytes:
@@ -216,7 +229,7 @@ class Site:
             Scores(UNKNOWN_ADDRESS, order.now, order.version, examples, values), part.greeting.run
         )
 
-    def _examples(self, part: Participation, index: int) -> int:
+    def _count_examples(self, part: Participation, index: int) -> int:
         """Return the current number of examples, which never decreases, even if the site's code raises."""
         try:
             part.most_examples = max(
@@ -229,11 +242,13 @@ class Site:
         return part.most_examples
 
     def _log_sent(self, kind: str, about: str, reply: bytes) -> bytes:
+        """Log a reply before it is sent, and return it."""
         self._log.add(kind, about, len(reply))
         return reply
 
 
-def _compute(part: Participation, order: JobMessage, previous: StoredResult | None) -> Result | Failure:
+def _train(part: Participation, order: JobMessage, previous: StoredResult | None) -> Result | Failure:
+    """Train a job; an error becomes a Failure."""
     memory = previous.memory if previous else {}
     try:
         job = Job(
@@ -256,14 +271,17 @@ def _compute(part: Participation, order: JobMessage, previous: StoredResult | No
 
 
 def _public_message(error: OffbeatError) -> str:
+    """Return the part of an error that may leave the site."""
     return to_single_line(getattr(error, "outward", error))
 
 
 def _keeps_memory(rule: LocalRule | None, experiment: Experiment) -> bool:
+    """Return whether jobs with this rule depend on earlier ones."""
     return bool(rule is not None and rule.memory) or experiment.training.bn == "local"
 
 
 def _next_index(part: Participation) -> int:
+    """Return the index of the next job of this site."""
     newest = part.results.newest()
     return 0 if newest is None else newest.index + 1
 
@@ -293,6 +311,7 @@ class UploadLog:
         self._lock = threading.Lock()
 
     def add(self, kind: str, about: str, size: int) -> None:
+        """Append a line about a message; a full log is rotated."""
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = f"{now} {kind}{about} bytes={size}\n"
         try:
@@ -306,6 +325,7 @@ class UploadLog:
             log.warning("%s cannot be written (%s): %s", self.path, error.strerror or error, line.strip())
 
     def _rotate(self) -> None:
+        """Rename each log to the next older name; the oldest one is replaced."""
         files = [self.path, *(self.path.with_name(f"{self.path.name}.{n}") for n in range(1, MAX_OLD_LOGS + 1))]
         for newer, older in reversed([*pairwise(files)]):
             if newer.exists():

@@ -179,12 +179,14 @@ class LoadedSiteFile:
                 )
 
     def model(self) -> nn.Module:
+        """Return the module that the file's model() makes."""
         module = self._call_site_code(self._module.model)
         if not isinstance(module, nn.Module):
             raise ConfigError(f"{self._path}: model() returned {type(module).__name__}, expected nn.Module")
         return module
 
     def loss(self) -> Loss | None:
+        """Return the loss that the file defines, if any."""
         loss = getattr(self._module, "loss", None)
         if loss is not None and not callable(loss):
             raise ConfigError(
@@ -200,8 +202,10 @@ class LoadedSiteFile:
                 named = ", ".join(map(str, data))
                 raise DataError(f"{self._path}: load_data() returned {named or 'an empty dict'}; 'train' is required")
             test = data.get("test")
-            return self._pair(data["train"], "train"), None if test is None else self._pair(test, "test")
-        return self._pair(data, "load_data()"), None
+            return self._validate_pair(data["train"], "train"), None if test is None else self._validate_pair(
+                test, "test"
+            )
+        return self._validate_pair(data, "load_data()"), None
 
     def current_examples(self) -> int | None:
         """Return the current number of examples without loading them, or None if the file cannot tell."""
@@ -213,7 +217,8 @@ class LoadedSiteFile:
             raise DataError(f"{self._path}: num_examples() returned {count!r}, expected a whole number of at least 1")
         return count
 
-    def _pair(self, pair: Any, what: str) -> Pair:
+    def _validate_pair(self, pair: Any, what: str) -> Pair:
+        """Return inputs and labels as tensors that training accepts."""
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise DataError(f"{self._path}: {what} is of type {type(pair).__name__}, expected (inputs, labels)")
         for tensor in pair:
@@ -224,6 +229,7 @@ class LoadedSiteFile:
         return validate_examples(pair[0], pair[1], where=f"{self._path}: {what}: ")
 
     def _call_site_code(self, call: Callable[[], Any]) -> Any:
+        """Call a function of the file; an error in it becomes a SiteCodeError."""
         try:
             return call()
         except (Exception, SystemExit) as error:
@@ -233,6 +239,7 @@ class LoadedSiteFile:
 
 
 def _line_in(error: BaseException, here: str) -> int | None:
+    """Return the line of a file in which an error occurred."""
     if isinstance(error, SyntaxError) and error.filename == here:
         return error.lineno
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == here]
@@ -286,6 +293,7 @@ class SiteFileTraining:
         return len(self._evaluated_on[1]), self._evaluator(model)
 
     def _make_trainer(self, client: int) -> Trainer:
+        """Make a trainer on the loaded examples."""
         data = ClientData.separate({client: self._pair})
         return Trainer(self._module, data, self._experiment.training, self._task, self.probe)
 

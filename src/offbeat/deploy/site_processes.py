@@ -53,6 +53,7 @@ class RestartTimer:
     not_before: float = 0.0
 
     def died(self, now: float) -> None:
+        """Count a failure and choose the earliest time of the restart."""
         self.deaths = 1 if now - self.since > STEADY_SECONDS else self.deaths + 1
         self.not_before = now + min(RESTART_SECONDS[0] * 2 ** (self.deaths - 1), RESTART_SECONDS[1])
 
@@ -78,10 +79,12 @@ class SiteProcesses:
         query_server(member.server, "/offbeat/hello", member.keys, member.name)
 
     def start(self) -> None:
+        """Start the trainer and the node."""
         self._start_trainer()
         self._start_node()
 
     def _start_trainer(self) -> None:
+        """Start the resident trainer."""
         member = self.options
         command = [sys.executable, "-m", "offbeat.deploy.site_trainer", "--home", str(self.home), "--name", member.name]
         command += ["--socket", str(self.socket), "--parent", str(os.getpid())]
@@ -92,6 +95,7 @@ class SiteProcesses:
         self.children.start(TRAINER, command)
 
     def _start_node(self) -> None:
+        """Start Flower's SuperNode and its superexec."""
         member = self.options
         tls = ["--insecure"]
         if member.keys is not None:
@@ -162,6 +166,7 @@ class SiteProcesses:
         return "the connection was lost, or the server still keeps the last one for a minute or two: trying again"
 
     def _warn_once(self, line: str) -> None:
+        """Log a warning unless it repeats the last one."""
         if line != self._last_warning:
             log.warning("%s", line)
         self._last_warning = line
@@ -173,6 +178,7 @@ class SiteProcesses:
             time.sleep(0.2)
 
     def close(self) -> None:
+        """End all processes and release the lock."""
         self.children.stop(NODE)  # first, because it announces its departure
         self.children.close()
         os.close(self._lock)
@@ -190,4 +196,5 @@ def _lock_home(home: Path) -> int:
 
 
 def _describe_exit(status: int) -> str:
+    """Describe the exit status of a process."""
     return f"signal {-status}" if status < 0 else f"status {status}"

@@ -29,6 +29,7 @@ def serve_socket(site: Site, path: Path, parent: int | None = None) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Answer messages until a farewell or a signal; return the exit status."""
     from offbeat.core.errors import OffbeatError
     from offbeat.deploy.site_data import PartitionSource, SiteFile, SiteSource
 

@@ -40,20 +40,21 @@ class WireError(OffbeatError):
 
 
 def pack_tensors(fields: Fields, tensors: Mapping[str, Tensor]) -> bytes:
+    """Return fields and tensors as bytes."""
     try:
         text = json.dumps(fields, allow_nan=False)
     except (TypeError, ValueError) as error:
         raise WireError(f"a message with fields that cannot be sent: {to_single_line(error)}") from None
     seen: set[int] = set()
-    apart: dict[str, Tensor] = {}
+    separate: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         if tensor.dtype not in DTYPES.values():
             raise WireError(f"{name} has dtype {tensor.dtype}, which cannot be sent")
         flat = tensor.detach().cpu().contiguous()
         place = flat.untyped_storage().data_ptr()
-        apart[name] = flat.clone() if place in seen else flat  # safetensors refuses tensors that share memory
+        separate[name] = flat.clone() if place in seen else flat  # safetensors refuses tensors that share memory
         seen.add(place)
-    data = save(apart, metadata={FIELDS: text})
+    data = save(separate, metadata={FIELDS: text})
     if int.from_bytes(data[:8], "little") > MAX_HEADER_BYTES:
         raise WireError(f"a message whose fields exceed {MAX_HEADER_BYTES} bytes")
     return data
@@ -68,17 +69,18 @@ def unpack_tensors(data: bytes, limit: int) -> tuple[Fields, dict[str, Tensor]]:
         raise WireError(f"{len(data)} bytes, which end before the header does")
     if length > MAX_HEADER_BYTES:
         raise WireError(f"a header of {length} bytes: at most {MAX_HEADER_BYTES} are allowed")
-    header = _json(data[8 : 8 + length])
+    header = _parse_json(data[8 : 8 + length])
     metadata = header.pop("__metadata__", None)
     text = metadata.get(FIELDS) if isinstance(metadata, dict) else None
     if not isinstance(text, str):
         raise WireError("tensors without message fields")
-    return _json(text), _tensors(header, memoryview(data)[8 + length :])
+    return _parse_json(text), _parse_tensors(header, memoryview(data)[8 + length :])
 
 
-def _json(text: bytes | str) -> Fields:
+def _parse_json(text: bytes | str) -> Fields:
+    """Parse a JSON object with finite numbers only."""
     try:
-        read = json.loads(text, parse_constant=_not_finite, parse_float=_finite)
+        read = json.loads(text, parse_constant=_refuse_constant, parse_float=_parse_finite)
     except (ValueError, RecursionError):
         raise WireError("a header that is not JSON or contains numbers that are not finite") from None
     if not isinstance(read, dict):
@@ -86,16 +88,19 @@ def _json(text: bytes | str) -> Fields:
     return read
 
 
-def _not_finite(word: str) -> float:
+def _refuse_constant(word: str) -> float:
+    """Refuse NaN and infinite numbers."""
     raise ValueError(word)
 
 
-def _finite(text: str) -> float:
+def _parse_finite(text: str) -> float:
+    """Parse a number; raise ValueError if it is too large for a float."""
     value = float(text)
-    return value if isfinite(value) else _not_finite(text)
+    return value if isfinite(value) else _refuse_constant(text)
 
 
-def _tensors(header: Fields, body: memoryview) -> dict[str, Tensor]:
+def _parse_tensors(header: Fields, body: memoryview) -> dict[str, Tensor]:
+    """Check the header against the body and return the tensors."""
     if len(header) > MAX_TENSORS:
         raise WireError(f"{len(header)} tensors: at most {MAX_TENSORS} are allowed")
     claims = sorted((_check_entry(name, claimed) for name, claimed in header.items()), key=lambda claim: claim[1:3])
@@ -107,16 +112,18 @@ def _tensors(header: Fields, body: memoryview) -> dict[str, Tensor]:
     if end != len(body):
         raise WireError(f"tensors of {end} bytes in a body of {len(body)} bytes")
     return {
-        name: _tensor(body[start:stop], shape, dtype) if stop > start else torch.zeros(shape, dtype=dtype)
+        name: _to_tensor(body[start:stop], shape, dtype) if stop > start else torch.zeros(shape, dtype=dtype)
         for name, start, stop, shape, dtype in claims
     }
 
 
-def _tensor(piece: memoryview, shape: list[int], dtype: torch.dtype) -> Tensor:
+def _to_tensor(piece: memoryview, shape: list[int], dtype: torch.dtype) -> Tensor:
+    """Return a tensor with a copy of these bytes."""
     return torch.frombuffer(bytearray(piece), dtype=torch.uint8).view(dtype).reshape(shape)
 
 
 def _check_entry(name: str, claimed: Any) -> tuple[str, int, int, list[int], torch.dtype]:
+    """Return name, start, end, shape and dtype of a tensor in the header."""
     shown = f"tensor {to_single_line(name, 60)!r}"
     if not isinstance(claimed, dict) or claimed.keys() != {"dtype", "shape", "data_offsets"}:
         raise WireError(f"{shown} has no valid description")
@@ -134,4 +141,5 @@ def _check_entry(name: str, claimed: Any) -> tuple[str, int, int, list[int], tor
 
 
 def _are_sizes(sizes: Any) -> bool:
+    """Return whether this is a list of sizes."""
     return isinstance(sizes, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in sizes)

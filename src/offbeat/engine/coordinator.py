@@ -1,15 +1,13 @@
 """The coordinator: one run's exchange with its strategy, the same for every engine.
 
-Theory of operation. An engine reports facts, one method call each: a client joined or left, a ticket was answered or
-expired, a timer fired. The coordinator turns a fact into events, the `StrategyDriver` passes each event to the
-strategy, validates the whole answer and applies it, and the method returns orders, which the engine carries out:
+An engine reports facts, one method call each. The coordinator turns a fact into events, the `StrategyDriver` passes
+each event to the strategy and applies its actions, and the method returns orders, which the engine carries out:
 
     Job                     send it to its client, then report `answered` or `expired`
     SetTimer, CancelTimer   report `timer_fired` when the timer is due
     Offer                   report `joined` for this client, not before that time
 
-The order of events for one client (ClientLost before ClientReady), refusals and back-off, and new clients are handled
-only here. Facts are plain values: a journal can store them, and the same facts lead to the same state.
+Facts are plain values: a journal can store them, and the same facts lead to the same state.
 """
 
 from __future__ import annotations
@@ -26,13 +24,14 @@ from offbeat.core.protocol import ClientLost, ClientReady, ProtocolError, Strate
 from offbeat.core.snapshot import Get, Put, Tree, expect_type, matches_repr, pack, pack_state, unpack, unpack_state
 from offbeat.engine.divergence import LastFiniteModel
 from offbeat.engine.gate import Gate, Verdict
-from offbeat.engine.progress import Progress
+from offbeat.engine.progress import Outcome, Progress, Status
 from offbeat.engine.strategy_driver import (
     EventObserver,
     Ledger,
     NumExamples,
     Offer,
     Order,
+    State,
     StrategyDriver,
     sorted_clients,
 )
@@ -55,7 +54,7 @@ class CoordinatorState:
     memories: dict[int, Mapping[str, Tensor]]
     client_models: dict[int, Tensor]
     reported_examples: dict[int, int] | None
-    strategy_state: Any
+    strategy_state: State
 
 
 class Coordinator:
@@ -77,7 +76,7 @@ class Coordinator:
         self.world, self.trace, self.until = world, trace or NullTrace(), until
         self.gate = gate or Gate(world.layout, world.model.dtype)
         exchanged = world.layout.trainable(world.model) if self.gate.local_statistics else world.model
-        self._num_examples = num_examples or self._reported_examples
+        self._num_examples = num_examples or (lambda client, index, now: self.reported_examples(client))
         self.driver = StrategyDriver(strategy, world, exchanged, self.trace, self._num_examples, observer)
         self.ledger, self.progress = self.driver.ledger, self.driver.progress
         self._reported: dict[int, int] | None = {} if num_examples is None else None  # client -> number of examples
@@ -86,18 +85,22 @@ class Coordinator:
 
     @property
     def strategy(self) -> Strategy:
+        """Return the strategy of this run."""
         return self.driver.strategy
 
     @property
-    def state(self) -> Any:
+    def state(self) -> State:
+        """Return the state of the strategy."""
         return self.driver.state
 
     @property
     def model(self) -> Tensor:
+        """Return the model of the last Commit."""
         return self.driver.model
 
     @property
     def stop_reason(self) -> str | None:
+        """Return why the run ends; None while it continues."""
         return self.driver.stop_reason
 
     # ------------------------------------------------------------ facts
@@ -196,13 +199,15 @@ class Coordinator:
         """Report the facts of a journal again; return the orders, which were carried out before."""
         return [order for name, values in facts for order in getattr(self, name)(*values)]
 
-    def _record(self, name: str, *values: Any) -> None:
+    def _record(self, name: str, *values: object) -> None:
+        """Write a fact to the journal."""
         if self._journal is not None:
             self._journal((name, values))
 
     # ------------------------------------------------------------ consequences of a fact
 
     def _refuse(self, now: float, job: Job, reason: str, back: float, size: int | None) -> list[Order]:
+        """Handle a refused answer as a lost job; after several in a row the client waits before its next job."""
         failed = reason.startswith("failed: ")  # nothing was uploaded
         if size is None and not failed:
             size = self.driver.traffic.wasted_upload()
@@ -231,11 +236,13 @@ class Coordinator:
         return orders
 
     def _leave(self, now: float, client: int) -> list[Order]:
+        """Deliver ClientLost for an idle client, which is absent from now on."""
         self.trace.add(now, "left", self.ledger.version, client)
         self.ledger.leave(client)
         return self.driver.deliver(now, ClientLost(now, client, None))
 
     def _make_ready(self, now: float, client: int) -> list[Order]:
+        """Deliver ClientReady with the client's current number of examples."""
         examples = self._num_examples(client, self.ledger.job_counts.get(client, 0), now)
         return self.driver.deliver(now, ClientReady(now, client, examples))
 
@@ -245,9 +252,6 @@ class Coordinator:
         endless = self._stop_when_hopeless and self.until is not None and self.until.seconds is None
         if endless and self.progress.is_hopeless(len(self.ledger.clients)):
             self.driver.end(f"{self.progress.since_accepted} {what}")
-
-    def _reported_examples(self, client: int, index: int, now: float) -> int:
-        return self.reported_examples(client)
 
     # ------------------------------------------------------------ for the engine
 
@@ -267,9 +271,23 @@ class Coordinator:
         memories = self.driver.memories.items()
         return {client: memory[CLIENT_STATISTICS] for client, memory in memories if CLIENT_STATISTICS in memory}
 
+    def status(self, now: float, metrics: Mapping[str, float], reachable: tuple[int, ...] = ()) -> Status:
+        """Return the progress of the run for watchers."""
+        ledger, updates = self.ledger, self.progress.updates
+        share = 0.0 if self.until is None else self.until.fraction_done(now, updates)
+        in_flight = len(ledger.open_jobs)
+        return Status(now, share, ledger.version, updates, in_flight, ledger.mean_age(), metrics, reachable)
+
+    def outcome(self, reason: str, now: float, metrics: Mapping[str, float], server_bytes: int) -> Outcome:
+        """Return the result of a run that ended for this reason, or was interrupted."""
+        progress, version = self.progress, self.ledger.version
+        seconds = progress.server_seconds
+        return Outcome(reason, now, version, progress.updates, self.model, metrics, seconds, server_bytes)
+
     # ------------------------------------------------------------ save and restore
 
     def save(self, put: Put) -> Tree:
+        """Return the state of the run as a tree."""
         driver = self.driver
         return {
             "strategy": repr(driver.strategy),

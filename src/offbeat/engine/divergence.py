@@ -1,13 +1,8 @@
-"""Detection of models that are not finite, and the last finite model as the result of a run that diverged.
+"""Detection of models that are not finite; the run then ends with the last finite model as its result.
 
-The gate bounds uploads so that strategies which keep the laws stay finite. If a strategy does not, the run ends: the
-answer is discarded, the reason names the tickets accepted since the last check, and the last finite model becomes the
-result.
-
-A check is one pass over the model. It runs every UPDATES_BETWEEN_CHECKS updates and wherever a broken model would
-show: before an evaluation, and when an answer is refused, because a client that was sent such a model returns one.
-Checks depend only on the events of the run, so a resumed run makes the same ones. No checkpoint is written of a broken
-model.
+A check is one pass over the model. It runs every UPDATES_BETWEEN_CHECKS updates, before an evaluation, and when an
+answer is refused, because a client that was sent such a model returns one. Checks depend only on the events of the
+run, so a resumed run makes the same ones.
 """
 
 from __future__ import annotations
@@ -40,11 +35,13 @@ class LastFiniteModel:
 
     @classmethod
     def starting_from(cls, model: Tensor, version: int, updates: int) -> LastFiniteModel:
+        """Return a record of the initial model; raise RunError if it is not finite."""
         if not is_finite(model):
             raise RunError("the initial model has numbers that are not finite: training cannot start from it")
         return cls(model, version, updates + UPDATES_BETWEEN_CHECKS)
 
     def replace(self, model: Tensor, version: int, updates: int) -> None:
+        """Record a newer model that is finite."""
         self.model, self.version, self.next_check = model, version, updates + UPDATES_BETWEEN_CHECKS
         self.tickets, self.accepted = [], 0
 
@@ -53,11 +50,10 @@ class LastFiniteModel:
         commits = [action.model for action in actions if isinstance(action, Commit)]
         if not all(map(is_finite, commits)):
             return "a Commit"
-        for action in actions:
-            if isinstance(action, Dispatch) and not self._all_finite(
-                action.model, action.work.extras.values(), commits
-            ):
-                return f"a Dispatch to client {action.client}"
+        dispatches = [action for action in actions if isinstance(action, Dispatch)]
+        for sent in dispatches:
+            if not self._all_finite(sent.model, sent.work.extras.values(), commits):
+                return f"a Dispatch to client {sent.client}"
         return None
 
     def find_job_fault(self, job: Job) -> str | None:
@@ -74,6 +70,7 @@ class LastFiniteModel:
         return f"{NOT_FINITE}: {fault} after version {self.version}, which is kept; tickets since: {named}{more}"
 
     def _all_finite(self, model: Tensor, extras: Iterable[Tensor], checked: Sequence[Tensor]) -> bool:
+        """Return whether a model and its extras are finite; models in `checked` were found to be."""
         known = model is self.model or any(model is other for other in checked)
         return (known or is_finite(model)) and all(is_finite(extra.flatten()) for extra in extras)
 

@@ -1,18 +1,9 @@
 """The admission gate: checks every answer of a client before the strategy sees it.
 
-Theory of operation. `Gate.inspect` takes answers and the open jobs and returns a verdict for each: the admitted
-`Result`, or the reason of the refusal. It never raises because of what a client sent. It checks the ticket; length,
-dtype and device of the vector; that numbers are finite and counts are not larger than the client's data; that counters
-did not go backwards; the extras and memory that the job's rule declares (others are dropped); and, optionally, the
-distance that the client moved.
-
-Vectors, extras and memory are limited to the norm `largest_norm` of the model's dtype, so that what strategies compute
-from them stays finite (a law, see offbeat.testing). Finiteness thereby costs one pass, a squared norm; small vectors of
-one batch are checked together. Only the size of float statistics is checked, so a malicious client can still spoil a
-BatchNorm variance.
-
-Admitted tensors are of no subclass, contiguous, without a graph and not of inference mode, which no checkpoint could
-store. Admitted dicts were filled by reading the client's mappings once.
+`Gate.inspect` never raises because of what a client sent. Vectors, extras and memory are limited to the norm
+`largest_norm` of the model's dtype, so that what strategies compute from them stays finite (a law, see offbeat.testing)
+and one squared norm decides. Only the size of float statistics is checked, so a malicious client can still spoil a
+BatchNorm variance. Admitted tensors are plain, contiguous, without a graph and not of inference mode.
 """
 
 from __future__ import annotations
@@ -86,6 +77,7 @@ class Gate:
             return [self._inspect_safely(answer, jobs) for answer in answers]
 
     def _inspect_one(self, answer: object, jobs: Mapping[int, Job]) -> Verdict:
+        """Return the verdict on one answer, usually without the work that a batch needs."""
         verdict = self._check_structure(answer, jobs)
         if type(verdict) is not Result:
             return to_single_line(verdict)
@@ -103,9 +95,8 @@ class Gate:
         except Exception as error:
             return f"unreadable: {to_single_line(type(error).__name__)}"
 
-    # ------------------------------------------------------------ values
-
     def _check_values(self, result: Result, jobs: Mapping[int, Job], squared_norm: float) -> Verdict:
+        """Check the numbers of a result with a valid structure: norm, counters and the distance moved."""
         if not squared_norm <= self._max_squared_norm:
             return self._describe_norm(squared_norm)
         if self.layout.counters and not self._counters_increase(result.local, jobs[result.ticket].base):
@@ -117,6 +108,7 @@ class Gate:
         return result if moved <= self.max_norm else f"moved by {moved:.4g}, over the bound of {self.max_norm:g}"
 
     def _describe_norm(self, squared_norm: float) -> str:
+        """Describe the numbers of a vector whose norm is refused."""
         if not isfinite(squared_norm):
             return "numbers that are not finite"
         return f"numbers too large to compute with: a norm over {largest_norm(self.dtype):.2g}"
@@ -130,6 +122,7 @@ class Gate:
         return True
 
     def _squared_norms(self, vectors: list[Tensor]) -> list[float]:
+        """Return the squared norm of each vector; small ones are computed together."""
         on_cpu = not vectors or vectors[0].is_cpu
         if on_cpu and (not vectors or vectors[0].numel() > MAX_STACKED_LENGTH):
             return [_squared_norm(v).item() for v in vectors]
@@ -142,9 +135,8 @@ class Gate:
         bound = self._max_squared_norm / 2
         return [s if s <= bound else _squared_norm(v).item() for v, s in zip(vectors, squares, strict=True)]
 
-    # ------------------------------------------------------------ structure
-
     def _check_structure(self, answer: object, jobs: Mapping[int, Job]) -> Verdict:
+        """Check ticket, types, shapes and counts of an answer; return it with plain tensors and declared entries."""
         if type(answer) is not Result:  # nor a subclass, which may return another value at each access
             return self._describe_failure(answer, jobs)
         ticket, local, examples, steps = answer.ticket, answer.local, answer.num_examples, answer.steps
@@ -177,6 +169,7 @@ class Gate:
         return Result(ticket, answer.local, examples, steps)
 
     def _describe_failure(self, answer: object, jobs: Mapping[int, Job]) -> str:
+        """Return the reason to refuse an answer that is no Result."""
         if type(answer) is not Failure:
             return "not an answer"
         return f"failed: {to_single_line(answer.reason)}" if ticket_of(answer) in jobs else "unknown ticket"
@@ -197,9 +190,7 @@ class Gate:
         extras: dict[str, Tensor] = {}
         for name, length in uploads.items():
             extra = _read_entry(result.extras, name)
-            if not is_dense_tensor(extra) or extra.shape != (length,):
-                return f"extras[{name!r}] is not a vector of {length} entries"
-            if extra.dtype not in FLOAT_DTYPES or extra.device != device:
+            if not _is_vector(extra, length, device) or extra.dtype not in FLOAT_DTYPES:
                 return f"extras[{name!r}] is not a vector of {length} entries"
             if not (squared_norm := _squared_norm(extra).item()) <= self._max_squared_norm:
                 return f"extras[{name!r}] holds {self._describe_norm(squared_norm)}"
@@ -209,9 +200,7 @@ class Gate:
             vector = _read_entry(result.memory, name)
             if vector is ABSENT:
                 continue
-            if not is_dense_tensor(vector) or vector.shape != (length,):
-                return "memory that holds no finite vectors"
-            if vector.dtype != self.dtype or vector.device != device:
+            if not _is_vector(vector, length, device) or vector.dtype != self.dtype:
                 return "memory that holds no finite vectors"
             if not _squared_norm(vector).item() <= self._max_squared_norm:
                 return "memory that holds no finite vectors"
@@ -232,7 +221,13 @@ def is_dense_tensor(vector: object) -> TypeGuard[Tensor]:
         return False
 
 
+def _is_vector(value: object, length: int, device: torch.device) -> TypeGuard[Tensor]:
+    """Return whether a value is a dense vector of this length on this device."""
+    return is_dense_tensor(value) and value.shape == (length,) and value.device == device
+
+
 def _read_entry(mapping: object, name: str) -> object:
+    """Return an entry of a client's mapping; ABSENT if there is none."""
     try:
         return mapping[name] if isinstance(mapping, Mapping) else ABSENT
     except KeyError:
@@ -255,4 +250,5 @@ def _squared_norm(vector: Tensor) -> Tensor:
 
 
 def _sum_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which squares of entries of this dtype are added."""
     return torch.float64 if dtype == torch.float64 else torch.float32

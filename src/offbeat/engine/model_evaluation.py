@@ -1,10 +1,7 @@
 """Evaluation of models on a grid of virtual time that is the same for every method, and at the end of the run.
 
-The model of the last Commit is evaluated. If a method shares no model, it is the mean over clients of each client's
-own model; if the experiment says so, each client is evaluated on its own test examples. If clients keep their BatchNorm
-statistics local, it is the mean over these clients of the model with their statistics.
-
-Published models never change, so a tensor that was evaluated at the previous point is not evaluated again.
+The model of the last Commit is evaluated; the mean over clients if they have models or BatchNorm statistics of their
+own, or are evaluated on their own test examples. A tensor is not evaluated again at the next point.
 """
 
 from __future__ import annotations
@@ -15,15 +12,15 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from math import ceil, inf, isfinite
 from statistics import fmean
-from typing import Any, Protocol
+from typing import Protocol
 
 from torch import Tensor
 
-from offbeat.core.snapshot import Put, Tree, pack
 from offbeat.core.strategy_contract import Contract
 from offbeat.core.vector import Layout
 from offbeat.engine.client_store import ClientStore
 from offbeat.engine.coordinator import Coordinator
+from offbeat.engine.strategy_driver import State
 from offbeat.engine.trace import Trace
 from offbeat.engine.until import Until
 
@@ -62,7 +59,7 @@ class ModelEvaluator:
     _last: dict[tuple[int, int], tuple[EvaluatedModel, Values]] = field(init=False, default_factory=dict)
 
     def __call__(
-        self, state: Any, model: Tensor, clients: Iterable[int], statistics: Mapping[int, Tensor]
+        self, state: State, model: Tensor, clients: Iterable[int], statistics: Mapping[int, Tensor]
     ) -> dict[str, float]:
         """Return the metrics of the current models, as the mean over models if there are several."""
         if self.client_means is not None:
@@ -78,19 +75,22 @@ class ModelEvaluator:
         """Return the metrics of this model only."""
         return dict(self._evaluate_all([(model, None)])[0])
 
-    def model_of(self, state: Any, model: Tensor, statistics: Mapping[int, Tensor]) -> ModelOf:
+    def model_of(self, state: State, model: Tensor, statistics: Mapping[int, Tensor]) -> ModelOf:
         """Return a function from a client to its model: its own or the global one, with its local statistics."""
         model_for = self.contract.model_for
 
         def model_of(client: int) -> Tensor:
+            """Return the model that this client is evaluated with."""
             return self._insert(model if model_for is None else model_for(state, client), statistics.get(client))
 
         return model_of
 
     def _insert(self, model: Tensor, statistics: Tensor | None) -> Tensor:
+        """Return a model with the given statistics, if there are any."""
         return model if statistics is None else self.layout.with_statistics(model, statistics)
 
     def _evaluate_all(self, models: list[EvaluatedModel]) -> list[Values]:
+        """Return the metrics of each model; those known from the last call are not computed again."""
         before, self._last = self._last, {}
         for model, statistics in models:
             key = id(model), id(statistics)
@@ -142,13 +142,13 @@ class EvaluationSchedule:
         return self._time_of(state.points)
 
     def next_point_after(self, now: float) -> float:
-        """Return the time of the next point after `now`; in a live run some may have passed."""
+        """Return the time of the next point after `now`; points that passed are skipped."""
         while isfinite(self._every) and self._time_of(self.state.points) <= now:
             self.state.points += 1
         return self._time_of(self.state.points)
 
     def finish(self, now: float, run: Coordinator) -> None:
-        """Evaluate at the end of the run, wherever it lies."""
+        """Evaluate the model and survey the clients at the end of the run."""
         if self.state.evaluated != (now, run.ledger.version):
             self._evaluate(now, run)
         self._survey_clients(now, run)
@@ -169,6 +169,7 @@ class EvaluationSchedule:
         return end if end is not None and abs(time - end) <= 1e-9 * end else time
 
     def _evaluate(self, now: float, run: Coordinator) -> None:
+        """Record the metrics of the current models, and end the run if its target is reached."""
         state, version = self.state, run.ledger.version
         if run.driver.diverged:  # personal models cannot be derived from the state of such a run
             state.metrics = self._evaluator.evaluate_model(run.model)
@@ -184,6 +185,7 @@ class EvaluationSchedule:
             run.driver.end("target")
 
     def _survey_clients(self, now: float, run: Coordinator) -> None:
+        """Record the metrics of each client and of groups of clients, once per time and version."""
         if self._survey is None:
             return
         self._trace.set_facts(self._survey.facts)
@@ -196,21 +198,16 @@ class EvaluationSchedule:
         self._trace.clients(now, version, clients)
         self._trace.metrics(now, version, run.progress.updates, groups)
 
-    def save(self, put: Put) -> Tree:
-        return pack(self.state, put)
 
-    def restore(self, state: EvaluationState) -> None:
-        self.state = state
-
-
-def state_bytes(state: Any) -> int:
+def state_bytes(state: object) -> int:
     """Return the size of a strategy state's tensors in memory or on disk, each counted once."""
     storages: dict[int, int] = {}
     _add_storages(state, storages)
     return sum(storages.values())
 
 
-def _add_storages(value: Any, storages: dict[int, int]) -> None:
+def _add_storages(value: object, storages: dict[int, int]) -> None:
+    """Add the address and size of each storage in a value."""
     if isinstance(value, Tensor):
         storage = value.untyped_storage()
         storages[storage.data_ptr()] = storage.nbytes()
@@ -229,7 +226,8 @@ def _add_storages(value: Any, storages: dict[int, int]) -> None:
             _add_storages(getattr(value, f.name), storages)
 
 
-def _add_all(values: Iterable[Any], storages: dict[int, int]) -> None:
+def _add_all(values: Iterable[object], storages: dict[int, int]) -> None:
+    """Add the storages of a collection, unless its first values are all plain numbers or texts."""
     tensors = False
     for i, value in enumerate(values):
         if not isinstance(value, SCALARS):

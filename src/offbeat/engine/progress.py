@@ -30,7 +30,7 @@ class Outcome:
     model: Tensor
     metrics: Mapping[str, float]
     server_seconds: float  # host time spent inside the strategy
-    server_bytes: int = 0  # the largest size of its tensors
+    server_bytes: int  # the largest size of its tensors
 
     def costs(self) -> dict[str, float]:
         """Return the costs of the server as facts for the trace."""

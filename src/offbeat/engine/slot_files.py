@@ -34,6 +34,13 @@ def os_errors_as_checkpoint_errors(failure: str, hint: str = "") -> Iterator[Non
         raise CheckpointError(f"{failure}: {error.strerror or error}{hint}") from None
 
 
+def write_completely(handle: int, data: bytes | memoryview) -> None:
+    """Write all bytes to an open file, although the system may accept only a part per call."""
+    left = memoryview(data)
+    while left:
+        left = left[os.write(handle, left) :]
+
+
 def slot_size(nbytes: int) -> int:
     """Return the size of the slots that hold tensors of this size."""
     return -(-nbytes // SLOT_ALIGNMENT) * SLOT_ALIGNMENT or SLOT_ALIGNMENT
@@ -66,9 +73,7 @@ class SlotFile:
         hint = "; it holds the tensors of clients that exceed the memory limit"
         with os_errors_as_checkpoint_errors(f"cannot write {self.path}", hint):
             os.lseek(self._handle, slot * self.size, os.SEEK_SET)
-            left = data
-            while len(left):
-                left = left[os.write(self._handle, left) :]
+            write_completely(self._handle, data)
         return slot, hashlib.sha256(data).digest()
 
     def read(self, slot: int, target: Tensor, digest: bytes) -> Tensor:

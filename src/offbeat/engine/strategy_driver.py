@@ -1,8 +1,4 @@
-"""The ledger of a run, and the driver that delivers events to the strategy and applies its actions.
-
-The virtual, live and scripted engines share both, so actions are legal under the same conditions. All actions of an
-answer are validated before any of them is applied.
-"""
+"""The ledger of a run, and the driver that delivers events to the strategy and applies its actions."""
 
 from __future__ import annotations
 
@@ -11,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from math import isfinite
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from torch import Tensor
 
@@ -38,6 +34,7 @@ from offbeat.engine.divergence import MAX_NAMED_TICKETS, LastFiniteModel, is_fin
 from offbeat.engine.progress import Progress, is_divergence
 from offbeat.engine.trace import NullTrace, Trace, Traffic
 
+State: TypeAlias = Any  # the state of a strategy: its own class, with `model` and `version`
 NO_MEMORY: Mapping[str, Tensor] = {}
 SAVED = {"version": int, "next_ticket": int, "newcomers": dict, "absent": dict, "job_counts": dict}
 
@@ -95,8 +92,7 @@ class Ledger:
     def validate(self, actions: list[Action], like: Tensor, arrived: Job | None, now: float) -> bool:
         """Raise ProtocolError if any action of this answer is illegal; return whether it rejects the update.
 
-        Nothing is recorded. `like` is the current model and `arrived` the job whose update is being answered, the only
-        one that may be rejected.
+        `like` is the current model and `arrived` the job whose update is being answered, the only one to reject.
         """
         if not isinstance(actions, list):
             raise ProtocolError(f"on_event returned a {type(actions).__name__}: return a list of actions")
@@ -151,6 +147,7 @@ class Ledger:
         self.validate(actions, like, None, now)
 
     def _why_not_idle(self, client: int, sent: set[int]) -> str:
+        """Explain why a client cannot be sent a job; `sent` are those that this answer sends one."""
         if client in sent:
             return "it is dispatched twice in one answer"
         if client in self.open_tickets:
@@ -169,18 +166,16 @@ class Ledger:
         self.open_tickets[client] = ticket
         return job
 
-    # ------------------------------------------------------------ save and restore
-
     def save(self, put: Put) -> Tree:
+        """Return the ledger as a tree, without the clients known at the start and the seed."""
         fields = {name: pack(getattr(self, name), put) for name in SAVED}
         return {"ledger": fields, "open_jobs": [pack(job, put) for job in self.open_jobs.values()]}
 
     def restore(self, tree: Tree, get: Get) -> Ledger:
         """Return a ledger with the saved contents, for the clients and seed of this one."""
         saved = {name: expect_type(kind, unpack(tree["ledger"][name], get), name) for name, kind in SAVED.items()}
-        jobs: list[Job] = [
-            expect_type(Job, unpack(job, get), "open_jobs") for job in expect_type(list, tree["open_jobs"], "open_jobs")
-        ]
+        trees = expect_type(list, tree["open_jobs"], "open_jobs")
+        jobs: list[Job] = [expect_type(Job, unpack(job, get), "open_jobs") for job in trees]
         ledger = Ledger(self.clients, self.seed, **saved)
         ledger.open_jobs = {job.ticket: job for job in jobs}
         ledger.sent_versions = sum(job.base_version for job in jobs)
@@ -194,6 +189,7 @@ def sorted_clients(clients: Mapping[int, int]) -> Iterable[int]:
 
 
 def _check_model(what: str, model: object, like: Tensor) -> None:
+    """Raise ProtocolError unless a model has the shape and dtype of another one."""
     if not isinstance(model, Tensor) or model.shape != like.shape:
         actual = f"shape {tuple(model.shape)}" if isinstance(model, Tensor) else type(model).__name__
         raise ProtocolError(f"{what} with {actual}: a model is a flat vector of {like.numel()} entries")
@@ -229,7 +225,7 @@ class StrategyDriver:
         observer: EventObserver | None,
     ) -> None:
         self.strategy, self.contract = strategy, contract_of(strategy)
-        self.state: Any = strategy.init(world)
+        self.state: State = strategy.init(world)
         self.model = world.model  # of the last Commit
         self.ledger, self.progress = Ledger(world.clients, world.seed), Progress()
         self.traffic = Traffic.of(self.contract, exchanged)
@@ -243,7 +239,7 @@ class StrategyDriver:
         """Return whether the run ended because of numbers that are not finite."""
         return is_divergence(self.stop_reason)
 
-    def replace_strategy(self, strategy: Strategy, state: Any) -> None:
+    def replace_strategy(self, strategy: Strategy, state: State) -> None:
         """Continue with another object of the same strategy and its state, as after a resume."""
         self.strategy, self.contract, self.state = strategy, contract_of(strategy), state
 
@@ -280,8 +276,8 @@ class StrategyDriver:
         return orders
 
     def _apply(self, now: float, actions: list[Action], event: Event | None) -> list[Order]:
-        ledger, trace = self.ledger, self._trace
-        orders: list[Order] = []
+        """Record validated actions and return those that the engine must carry out."""
+        ledger, trace, orders = self.ledger, self._trace, list[Order]()
         for action in actions:
             if isinstance(action, Dispatch):
                 client = action.client
@@ -308,12 +304,14 @@ class StrategyDriver:
         return orders
 
     def _count_accepted(self, ticket: int) -> None:
+        """Remember an accepted ticket for the message about a model that is not finite."""
         last_finite = self.last_finite
         last_finite.accepted += 1
         if last_finite.accepted <= MAX_NAMED_TICKETS:  # a method that never commits may accept millions
             last_finite.tickets.append(ticket)
 
     def _compare_versions(self) -> None:
+        """Raise ProtocolError if the state's version is not the number of commits."""
         counted, version = self.state.version, self.ledger.version
         if counted != version:
             raise ProtocolError(

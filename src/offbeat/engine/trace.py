@@ -1,10 +1,7 @@
-"""The trace: what happened in a run, row by row, in SQLite, with the bytes of each transfer.
+"""The trace: the events of a run, row by row, in SQLite, with the bytes of each transfer.
 
-Theory of operation. Metrics, tables, figures and reports are functions of the trace. Rows are buffered and written in
-blocks, so recording one costs about a microsecond. A full block is handed to the system without waiting for the disk;
-every MAX_READER_LAG seconds and before a checkpoint a durable write makes all earlier rows durable too. Readers of a
-running trace are therefore at most that far behind, or as long as the current computation takes. A run killed at any
-moment leaves a readable file; resuming compares it with the last checkpoint, truncates it there and continues.
+Rows are buffered, so recording one costs about a microsecond. A full block is handed to the system without waiting for
+the disk; every MAX_READER_LAG seconds and before a checkpoint a durable write makes all earlier rows durable too.
 """
 
 from __future__ import annotations
@@ -27,6 +24,7 @@ from offbeat.core.strategy_contract import Contract
 from offbeat.engine.trace_file import (
     BLOCK_ROWS,
     TABLES,
+    StoredDigest,
     TraceDigest,
     insert_rows,
     open_for_writing,
@@ -43,20 +41,14 @@ ROWS_BETWEEN_CLOCK_CHECKS = 64  # rows of all tables, if `flush_if_behind` is no
 WALL_SECONDS = "wall_seconds"  # name of the fact that is summed over all resumes
 WORKER_FACT = "worker"  # name of the fact that lists the workers of all resumes
 
-Row = tuple[int, float, str, int | None, int | None, int, int | None, int | None, int | None, int | None, str | None]
-
 
 class NullTrace:
     """A trace that records nothing, for engines whose events are inspected as they happen."""
 
-    def add(self, now: float, kind: str, version: int, *rest: object, **more: object) -> None:
-        pass
+    def ignore(self, *values: object, **more: object) -> None:
+        """Record nothing."""
 
-    def commit(self, now: float, version: int) -> None:
-        pass
-
-    def note(self, now: float, ticket: int | None, values: Mapping[str, float]) -> None:
-        pass
+    add = commit = note = ignore
 
 
 class Trace:
@@ -75,11 +67,8 @@ class Trace:
         self._clock = clock
         self._flushed_at = self._checked_at = clock()
         self.seq = 0
-        self._rows: list[Row] = []
-        self._commits: list[tuple[int, float, int]] = []
-        self._notes: list[tuple[int, float, int | None, str, float | None]] = []
-        self._metrics: list[tuple[int, float, int, int, str, float | None]] = []
-        self._clients: list[tuple[int, float, int, int, str, float | None]] = []
+        self._blocks: dict[str, list[tuple[object, ...]]] = {table: [] for table in TABLES}  # rows to be written
+        self._rows, self._commits, self._notes, self._metrics, self._clients = self._blocks.values()
         self.digest_so_far = TraceDigest()  # of the rows that were written
         self._next_check = self._next_clock_check()
         self._db: sqlite3.Connection | None = None
@@ -89,6 +78,7 @@ class Trace:
 
     @property
     def db(self) -> sqlite3.Connection:
+        """Open the file when it is first needed."""
         # not a cached property: it would slow down access to all attributes
         if self._db is None:
             self._db = open_for_writing(self.path)
@@ -129,18 +119,18 @@ class Trace:
 
     def metrics(self, now: float, version: int, updates: int, values: Mapping[str, float]) -> None:
         """Record an evaluation."""
-        rows = ((self.seq, now + 0.0, version, updates, key, _real(value)) for key, value in values.items())
-        self._metrics.extend(rows)
+        columns = self.seq, now + 0.0, version, updates
+        self._metrics.extend((*columns, key, _real(value)) for key, value in values.items())
         self.seq += 1
 
     def clients(self, now: float, version: int, values: Mapping[int, Mapping[str, float]]) -> None:
         """Record the metrics of each client."""
         for client, metrics in values.items():
-            rows = ((self.seq, now + 0.0, version, client, key, _real(value)) for key, value in metrics.items())
-            self._clients.extend(rows)
+            columns = self.seq, now + 0.0, version, client
+            self._clients.extend((*columns, key, _real(value)) for key, value in metrics.items())
         self.seq += 1
 
-    def set_facts(self, facts: Mapping[str, Any]) -> None:
+    def set_facts(self, facts: Mapping[str, object]) -> None:
         """Store facts about the whole run (how it ended, host seconds), which are not part of the digest."""
         with self._transaction() as db:
             db.executemany("INSERT OR REPLACE INTO facts VALUES (?, ?)", [(k, str(v)) for k, v in facts.items()])
@@ -155,6 +145,7 @@ class Trace:
         return self.seq + (free_rows if self.path is None else min(free_rows, ROWS_BETWEEN_CLOCK_CHECKS))
 
     def _write_if_due(self) -> None:
+        """Write a full block, or all rows if readers are too far behind."""
         if len(self._rows) >= BLOCK_ROWS:
             self._write(durable=False)
         else:
@@ -164,8 +155,8 @@ class Trace:
     def flush_if_behind(self, waits: int = 1) -> int:
         """Write rows before a wait, if readers would otherwise be too far behind at the next call.
 
-        `waits` is the number of waits since the last call. Returns the number of waits until the next one: those that
-        take a hundredth of the lag, because checking the clock before each short wait would cost more than the wait.
+        `waits` is the number of waits since the last call. Returns the number until the next one: those that take a
+        hundredth of the lag, because checking the clock before each short wait would cost more than the wait.
         """
         if self.path is None:
             return MAX_SKIPPED_WAITS
@@ -178,6 +169,7 @@ class Trace:
         return max(1, min(MAX_SKIPPED_WAITS, 2 * waits, int(MAX_READER_LAG / 100 * waits / max(gap, 1e-9))))
 
     def _write(self, durable: bool = True) -> None:
+        """Write all rows; if the disk is full either raise RunError or keep them for the next write."""
         try:
             self.flush(durable)
             self._disk_full = False
@@ -189,27 +181,23 @@ class Trace:
             self._disk_full = True
 
     def flush(self, durable: bool = True) -> None:
-        """Write all rows.
-
-        A durable write waits for the disk, also for rows written before. Another one survives the end of this process,
-        but not of the system.
-        """
-        buffers: tuple[list[Any], ...] = (self._rows, self._commits, self._notes, self._metrics, self._clients)
-        if not any(buffers) and not (durable and self._unsynced):
+        """Write all rows, and wait for the disk if `durable`; otherwise a crash of the system may lose them."""
+        if not any(self._blocks.values()) and not (durable and self._unsynced):
             return
         try:
             with self._transaction(durable) as db:
-                for table, rows in zip(TABLES, buffers, strict=True):
+                for table, rows in self._blocks.items():
                     insert_rows(db, table, rows)
         except (sqlite3.Error, OverflowError) as error:
             raise RunError(f"cannot write the trace {self.path}: {error}") from None
-        for table, rows in zip(TABLES, buffers, strict=True):
+        for table, rows in self._blocks.items():
             self.digest_so_far.add(table, rows)
             rows.clear()
         self._next_check = self._next_clock_check()
 
     @contextmanager
     def _transaction(self, durable: bool = True) -> Iterator[sqlite3.Connection]:
+        """Commit the changes that are made in this context, or none of them if it raises."""
         db = self.db
         db.execute(f"PRAGMA synchronous={'FULL' if durable else 'NORMAL'}")
         db.execute("BEGIN")
@@ -225,7 +213,7 @@ class Trace:
 
     # ------------------------------------------------------------ resuming
 
-    def verify(self, seq: int, stored: Mapping[str, Any]) -> TraceDigest:
+    def verify(self, seq: int, stored: StoredDigest) -> TraceDigest:
         """Return the digest of the rows before `seq`, which must equal the stored one. Nothing on disk changes."""
         if self.path is None:
             raise RunError("the trace of this run is in memory: to resume a run give its trace a path")
@@ -258,9 +246,7 @@ class Trace:
         for path in trace_files(self.path):
             path.unlink(missing_ok=True)
 
-    # ------------------------------------------------------------ reading
-
-    def rows(self, query: str, values: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    def rows(self, query: str, values: tuple[object, ...] = ()) -> Iterator[tuple[Any, ...]]:
         """Execute a query after writing all rows."""
         self.flush()
         return iter(self.db.execute(query, values))
@@ -285,10 +271,9 @@ class Trace:
 
 @dataclass(slots=True)
 class Traffic:
-    """Count the bytes of each download and upload.
+    """Count the bytes of each download and upload; a strategy that shares no model (`shares`) costs nothing.
 
-    If clients keep the model that they sent or received last (class attribute `clients_keep` of the strategy), sending
-    it to them again costs nothing. A strategy that shares no model costs nothing at all.
+    If clients keep the model that they sent or received last (`clients_keep`), sending it to them again costs nothing.
     """
 
     model_bytes: int
@@ -336,4 +321,5 @@ def _real(value: float) -> float | None:
 
 
 def _total_bytes(tensors: Mapping[str, Tensor]) -> int:
+    """Return the size of all tensors in bytes."""
     return sum(t.nbytes for t in tensors.values())

@@ -1,7 +1,6 @@
 """The SQLite file of a trace: its tables, access for writing and reading, and a digest of its rows.
 
-The digest is updated as rows are written and stored with every checkpoint. It depends on the values that SQLite returns
-and not on where blocks of rows end, so a resumed run has the digest of an uninterrupted one.
+The digest depends on the values that SQLite returns, so a resumed run has the digest of an uninterrupted one.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from math import nan
 from pathlib import Path
-from typing import Any
 
 from offbeat.core.errors import RunError
 
@@ -35,6 +33,9 @@ MARSHAL_VERSION = 2  # the newest one whose bytes depend on values alone, not on
 MARSHAL_HEADER = 5  # bytes before the entries of a list: its type and length
 
 
+StoredDigest = Mapping[str, Sequence[object]]  # table -> number of rows and SHA-256
+
+
 class TraceDigest:
     """The number of rows in each table and a hash of them."""
 
@@ -53,7 +54,7 @@ class TraceDigest:
                 digest.add(table, rows)
         return digest
 
-    def add(self, table: str, rows: list[Any]) -> None:
+    def add(self, table: str, rows: list[tuple[object, ...]]) -> None:
         """Add rows; marshal takes 0.2 µs a row, a fifth of `repr`."""
         try:
             data = marshal.dumps(rows, MARSHAL_VERSION)
@@ -62,10 +63,11 @@ class TraceDigest:
         self._counts[table] += len(rows)
         self._hashes[table].update(memoryview(data)[MARSHAL_HEADER:])
 
-    def as_dict(self) -> dict[str, list[Any]]:
+    def as_dict(self) -> dict[str, list[object]]:
+        """Return the number of rows and the SHA-256 of each table, for a checkpoint."""
         return {table: [count, self._hashes[table].hexdigest()] for table, count in self._counts.items()}
 
-    def difference(self, stored: Mapping[str, Any]) -> str | None:
+    def difference(self, stored: StoredDigest) -> str | None:
         """Describe the first difference from a stored digest."""
         for table, (count, sha) in self.as_dict().items():
             expected, expected_sha = stored[table]
@@ -76,6 +78,7 @@ class TraceDigest:
         return None
 
     def hexdigest(self) -> str:
+        """Return one hash of all tables."""
         return hashlib.sha256(repr(self.as_dict()).encode()).hexdigest()
 
 
@@ -108,7 +111,7 @@ def open_read_only(path: Path) -> sqlite3.Connection:
     return sqlite3.connect(f"{uri}?immutable=1", uri=True)
 
 
-def insert_rows(db: sqlite3.Connection, table: str, rows: Sequence[Any]) -> None:
+def insert_rows(db: sqlite3.Connection, table: str, rows: Sequence[Sequence[object]]) -> None:
     """Insert rows, many per statement, which takes half the time of one by one.
 
     None becomes nan, which SQLite stores as NULL: for None sqlite3 first looks for an adapter, at 0.25 µs each.
@@ -140,7 +143,8 @@ def _has_unmerged_rows(path: Path) -> bool:
     return wal.exists() and wal.stat().st_size > 0
 
 
-def _plain_value(value: Any) -> Any:
+def _plain_value(value: object) -> object:
+    """Return a str, int or float for a value of a subclass."""
     for kind, convert in ((str, str.__str__), (int, int), (float, float)):
         if isinstance(value, kind):
             return convert(value)

@@ -40,6 +40,7 @@ class Target:
         return replace(self, higher_is_better=higher_is_better(self.metric, directions))
 
     def reached(self, metrics: Mapping[str, float]) -> bool:
+        """Return whether the metric has reached the value; raise ConfigError if it is not measured."""
         if self.metric not in metrics:
             measured = ", ".join(sorted(metrics)) or "none"
             raise ConfigError(f"target metric {self.metric!r} is not measured; measured metrics: {measured}")
@@ -71,9 +72,9 @@ class Until:
 
     def fraction_done(self, now: float, updates: int) -> float:
         """Return the finished part of the run, between 0 and 1, by seconds and updates."""
-        return min(
-            1.0, max(now / self.seconds if self.seconds else 0.0, updates / self.updates if self.updates else 0.0)
-        )
+        by_seconds = now / self.seconds if self.seconds else 0.0
+        by_updates = updates / self.updates if self.updates else 0.0
+        return min(1.0, max(by_seconds, by_updates))
 
     def __str__(self) -> str:
         seconds = f"{_exact(self.seconds)}s" if self.seconds is not None else ""
@@ -111,6 +112,7 @@ def _exact(number: float) -> str:
 
 
 def _number(text: str, part: str) -> float:
+    """Return the number in a part of the limits; raise ConfigError if there is none."""
     try:
         return float(text)
     except ValueError:

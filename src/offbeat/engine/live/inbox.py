@@ -1,7 +1,4 @@
-"""Convert messages from sites into facts: joined, answered, unreachable.
-
-Sites may lie, repeat messages, answer unknown tickets or stop responding; none of this ends the run.
-"""
+"""Convert messages from sites into facts; false, repeated and missing messages do not end the run."""
 
 from __future__ import annotations
 
@@ -66,12 +63,12 @@ class Inbox:
             site_scores.state.waiting.pop(client, None)
 
     def _name_at(self, address: int) -> str:
+        """Return the name of the site at an address for messages."""
         client = self.live_state.connections.client.get(address)
         return f"an unknown site at {address}" if client is None else self.live_state.site_ids.name_of(client)
 
-    # ------------------------------------------------------------ joining and leaving
-
     def _handle_hello(self, hello: Hello) -> None:
+        """Connect a site that is compatible; send it its open job or offer it work."""
         state = self.live_state
         try:
             self._check_compatible(hello)
@@ -99,6 +96,7 @@ class Inbox:
             self._report_examples(client, hello.num_examples)
 
     def _check_compatible(self, hello: Hello) -> None:
+        """Raise RunError if this site cannot take part."""
         if self._layout and hello.layout != self._layout:
             raise RunError("its model has another layout than the server's: use the same model on both sides")
         if self._code is not None and hello.code != self._code:
@@ -120,13 +118,15 @@ class Inbox:
         if refused and any(kind == READY and waiting == client for _, kind, waiting, _ in clock.heap):
             return
         examples = num_examples if _is_valid_count(num_examples) else run.reported_examples(client)
-        self.live_state.joined(clock.now, client, examples)
+        self.live_state.carry_out(run.joined(clock.now, client, examples))
 
     def _report_examples(self, client: int, num_examples: int) -> None:
+        """Report the client's current number of examples; an impossible one is ignored."""
         if _is_valid_count(num_examples):
-            self.live_state.examples_reported(self.live_state.clock.now, client, num_examples)
+            self.live_state.coordinator.examples_reported(self.live_state.clock.now, client, num_examples)
 
     def _handle_disconnect(self, message: Disconnected) -> None:
+        """Report an idle client as lost; a busy one has some time to return with its answer."""
         state = self.live_state
         client = state.connections.disconnect(message.address)
         if client is None:
@@ -137,17 +137,15 @@ class Inbox:
         if client in ledger.open_tickets:  # it may return with its answer
             clock.push(clock.now + state.timeouts.disconnected, LOST, client, ledger.open_tickets[client])
         elif state.started and ledger.is_idle(client):
-            state.left(clock.now, client)
-
-    # ------------------------------------------------------------ answers
+            state.carry_out(state.coordinator.left(clock.now, client))
 
     def _handle_answer(self, message: JobAnswer) -> None:
+        """Report an answer with the gate's verdict; one to a closed ticket is late or a duplicate."""
         state, now = self.live_state, self.live_state.clock.now
         client, ticket = state.connections.client.get(message.address), ticket_of(message.answer)
         if client is None or ticket is None or not state.started:
-            log.warning(
-                "an answer from %s is dropped: the site or its ticket is unknown", self._name_at(message.address)
-            )
+            name = self._name_at(message.address)
+            log.warning("an answer from %s is dropped: the site or its ticket is unknown", name)
             return
         run, timeouts = state.coordinator, state.timeouts
         job = run.ledger.open_jobs.get(ticket)
@@ -169,4 +167,5 @@ class Inbox:
 
 
 def _is_valid_count(num_examples: object) -> bool:
+    """Return whether a site may report this number of examples."""
     return type(num_examples) is int and 1 <= num_examples <= MAX_EXAMPLES

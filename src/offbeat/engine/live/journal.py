@@ -1,12 +1,9 @@
 """The journal of a live run: every fact is on disk before the strategy sees it.
 
-A site sends an answer only once, so a lost fact could not be asked for again. A server that was killed restores its
-last checkpoint and replays all facts since. Each checkpoint starts a new file; files that no kept checkpoint needs are
-deleted, unless the full journal is wanted.
+A server that was killed restores its last checkpoint and replays all facts since. Each checkpoint starts a new file. A
+crash during a write leaves half a frame at the end, which is cut off because nothing acted on that fact.
 
     record/000003.facts   frames: length, SHA-256, then the fact as safetensors, with plain values in the metadata
-
-A crash during a write leaves half a frame at the end. Nothing acted on that fact, so it is cut off.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ from safetensors.torch import load, save
 from offbeat.core.errors import CheckpointError, RunError
 from offbeat.core.snapshot import TensorTable, pack, unpack
 from offbeat.engine.coordinator import Fact
-from offbeat.engine.slot_files import sync_folder
+from offbeat.engine.slot_files import sync_folder, write_completely
 
 log = logging.getLogger("offbeat")
 T = TypeVar("T")
@@ -79,7 +76,7 @@ class Journal:
             raise RunError("the record is closed")
         blob = _encode(fact)
         try:
-            _write(self._file, FRAME_HEADER.pack(len(blob), hashlib.sha256(blob).digest()) + blob)
+            write_completely(self._file, FRAME_HEADER.pack(len(blob), hashlib.sha256(blob).digest()) + blob)
             os.fdatasync(self._file)
         except OSError:
             os.ftruncate(self._file, self._end)
@@ -102,10 +99,7 @@ class Journal:
                     self._path(number).unlink(missing_ok=True)
 
     def read_since(self, start: int) -> Iterator[Fact]:
-        """Read the facts from file `start` on, in order.
-
-        Half a frame at the very end is cut off; any other incomplete frame raises CheckpointError.
-        """
+        """Read the facts from file `start` on, in order; cut off half a frame at the very end."""
         numbers = [number for number in self._numbers() if number >= start]
         last = max(numbers, default=start)
         for number in range(max(start, 1), last + 1):
@@ -125,38 +119,35 @@ class Journal:
             elif end < size:
                 raise CheckpointError(f"{path} is damaged at byte {end}: the facts after it cannot be read")
 
-    def size(self) -> int:
-        return sum(self._path(number).stat().st_size for number in self._numbers())
-
     def clear(self) -> None:
+        """Delete all journal files."""
         for number in self._numbers():
             self._path(number).unlink(missing_ok=True)
 
     def close(self) -> None:
+        """Close the newest file, if one is open."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
 
     def _open(self, number: int) -> None:
+        """Continue the file with this number, or create it."""
         file = os.open(self._path(number), os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         self.close()  # only now, so that there is always a file to write to
         self._file, self._end = file, os.lseek(file, 0, os.SEEK_END)
         sync_folder(self.folder)
 
     def _path(self, number: int) -> Path:
+        """Return the path of the journal file with this number."""
         return self.folder / f"{number:06d}.facts"
 
     def _numbers(self) -> list[int]:
+        """Return the numbers of the existing journal files, the oldest first."""
         return sorted(int(path.stem) for path in self.folder.glob("*.facts") if path.stem.isdigit())
 
 
-def _write(file: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(file, view) :]
-
-
 def _encode(fact: Fact) -> bytes:
+    """Convert a fact to safetensors, with everything but the tensors as JSON in the metadata."""
     table = TensorTable()
     tree = json.dumps(pack(fact, table.put))
     # clones: safetensors rejects tensors that share memory
@@ -165,6 +156,7 @@ def _encode(fact: Fact) -> bytes:
 
 
 def _decode(blob: bytes, path: Path) -> Fact:
+    """Convert the contents of a frame in `path` back to a fact."""
     try:
         size = int.from_bytes(blob[:8], "little")
         tree = json.loads(json.loads(blob[8 : 8 + size])["__metadata__"]["fact"])

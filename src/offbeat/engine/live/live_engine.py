@@ -1,12 +1,8 @@
 """The live engine: the same coordinator in wall-clock time, with sites on other machines.
 
-Theory of operation. Messages of sites become facts (see inbox), orders become messages, and timers follow the monotonic
-clock. Run time is the number of seconds that this run has been served; it stops while no server runs. The loop never
-waits for a particular site.
-
-Nothing is lost and nothing is done twice: each fact is in the journal before the strategy sees it. A server that was
-killed restores its checkpoint, replays the facts since, and sends the open tickets again. A site answers those from its
-stored results or computes them again; each ticket is answered once.
+Messages of sites become facts (see inbox), orders become messages. Run time is the number of seconds that this run has
+been served. A server that was killed restores its checkpoint, replays the facts in the journal, and sends the open
+tickets again; sites answer those from their stored results or compute them again.
 """
 
 from __future__ import annotations
@@ -14,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from math import inf
 
 from offbeat.core.errors import OffbeatError
@@ -93,8 +90,6 @@ class LiveEngine:
         self._ended: str | None = None
         self._journal_file: int | None = None  # the first one after the restored checkpoint
 
-    # ------------------------------------------------------------ running
-
     def run(self) -> Outcome:
         """Serve sites until the run ends or is interrupted."""
         try:
@@ -154,12 +149,14 @@ class LiveEngine:
         if len(waiting) < self.min_sites:
             return
         self._since = self._monotonic()
-        self.live_state.begin(0.0)
+        state = self.live_state
+        state.begin(0.0)
         for client in sorted(waiting):
-            self.live_state.joined(self.live_state.clock.now, client, waiting[client])
+            state.carry_out(state.coordinator.joined(state.clock.now, client, waiting[client]))
         waiting.clear()
 
     def _between_events(self, timer: CheckpointTimer) -> None:
+        """Report the progress, then stop if the run was interrupted, or write a checkpoint if one is due."""
         if self._watch is not None and self._watch(self.status()):
             self.interrupt = True
         self.trace.flush_if_behind()
@@ -189,38 +186,26 @@ class LiveEngine:
             for address in [*self.connections.client, *self.inbox.late_sites]:
                 self.transport.send(address, Farewell(f"the run has ended: {reason}"))
         self.trace.flush()
-        return Outcome(
-            reason,
-            now,
-            run.ledger.version,
-            run.progress.updates,
-            run.model,
-            self._metrics(),
-            run.progress.server_seconds,
-            self.live_state.evaluation.state.server_bytes,
-        )
+        return run.outcome(reason, now, self._metrics(), self.live_state.evaluation.state.server_bytes)
 
     def status(self) -> Status:
-        """Return the progress of the run."""
-        ledger, now, updates = self.coordinator.ledger, self.now(), self.coordinator.progress.updates
-        share, reachable = self.until.fraction_done(now, updates), tuple(sorted(self.connections.address))
-        in_flight = len(ledger.open_jobs)
-        return Status(now, share, ledger.version, updates, in_flight, ledger.mean_age(), self._metrics(), reachable)
+        """Return the progress of the run, with the reachable clients."""
+        return self.coordinator.status(self.now(), self._metrics(), tuple(sorted(self.connections.address)))
 
     def _metrics(self) -> dict[str, float]:
+        """Return the newest metrics of the sites and of the server's test data."""
         return {**self.site_scores.state.last, **self.live_state.evaluation.state.metrics}
 
-    # ------------------------------------------------------------ events that are due
-
     def _handle(self, kind: int, client: int, ticket: int) -> None:
+        """Handle an event that was popped."""
         state, run, now = self.live_state, self.coordinator, self.live_state.clock.now
         if kind == TIMER:
-            state.timer_fired(now, state.clock.take_timer(client))
+            state.carry_out(run.timer_fired(now, state.clock.take_timer(client)))
         elif kind == LOST:
             self._expire(client, ticket)
         elif kind == READY:
             if client in run.ledger.absent and client in self.connections.address:
-                state.joined(now, client, run.reported_examples(client))
+                state.carry_out(run.joined(now, client, run.reported_examples(client)))
         else:
             clients = self.site_scores.sites_to_ask(self.connections.address, now, self.connections.answer_timeout)
             state.evaluation_due(now, clients)
@@ -231,7 +216,7 @@ class LiveEngine:
         run, now, timeout = self.coordinator, self.live_state.clock.now, self.connections.answer_timeout(client)
         job, reachable = run.ledger.open_jobs.get(ticket), client in self.connections.address
         if ticket == NO_ID and not reachable and run.ledger.is_idle(client):
-            self.live_state.left(now, client)
+            self.live_state.carry_out(run.left(now, client))
         if job is None:
             return
         if reachable and now < job.started + timeout:  # the timeout has grown since the job was sent
@@ -242,9 +227,8 @@ class LiveEngine:
         why, back = ("no answer in time", now + timeout) if reachable else ("out of reach", inf)
         self.live_state.expired(now, ticket, why, back)
 
-    # ------------------------------------------------------------ scores of sites
-
     def _send_questions(self, now: float, clients: tuple[int, ...]) -> None:
+        """Ask these clients for the metrics of the current model on their own test examples."""
         run = self.coordinator
         if run.driver.diverged:
             return
@@ -254,6 +238,7 @@ class LiveEngine:
             self.transport.send(self.connections.address[client], Question(now, run.ledger.version, model_of(client)))
 
     def _collect_final_scores(self, now: float) -> None:
+        """Ask all sites for the metrics of the final model, and wait for the answers until the timeout."""
         self.site_scores.close_point()
         run, connections = self.coordinator, self.connections
         clients = self.site_scores.sites_to_ask(connections.address, inf, connections.answer_timeout)
@@ -266,8 +251,6 @@ class LiveEngine:
                 self.inbox.handle(message)
         self.site_scores.close_point()
 
-    # ------------------------------------------------------------ checkpoints
-
     def save(self) -> None:
         """Write a checkpoint, and start a new journal file for the facts that follow."""
         if self.checkpoints is None or not is_finite(self.coordinator.model):
@@ -276,16 +259,14 @@ class LiveEngine:
         clock = self.live_state.clock
         clock.now = max(clock.now, self.now())
         journal_file = 0 if self.journal is None else self.journal.start_file()
-        self.checkpoints.save(lambda put: self.live_state.save(put, journal_file))
+        self.checkpoints.save(partial(self.live_state.save, journal_file))
         if self.journal is not None:
             self.journal.drop_old_files(journal_file)
 
     def restore(self) -> None:
         """Continue from the newest checkpoint, and replay the facts recorded since."""
         if self.checkpoints is not None and self.checkpoints.exist():
-            saved = self.checkpoints.load(self.live_state.read)
-            self.live_state.restore(saved)
-            self._journal_file = saved.journal_file
+            self._journal_file = self.live_state.restore(self.checkpoints)
         else:
             self.trace.clear()
         self.live_state.replay_journal(self._journal_file or 0)

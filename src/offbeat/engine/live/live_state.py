@@ -1,56 +1,47 @@
 """The state of a live run, its facts and its checkpoints.
 
-Each public method up to `evaluation_due` is a fact. It is written to the journal under the method's name, with its
-arguments, before the strategy sees it; everything that must be the same after a crash follows from these arguments
-alone. Messages to sites are sent last: a server that is killed before has sent nothing, and the next one does.
+Facts are the methods in FACTS of this class or, with the orders that follow, of the coordinator. A fact is written to
+the journal with its arguments before the strategy sees it; the state after a crash follows from these arguments alone.
+Messages to sites are sent last: a server that is killed before has sent nothing, and the next one does.
 """
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from math import inf, isfinite
 
 from offbeat.core.errors import CheckpointError
 from offbeat.core.jobs import TRAINING_SECONDS, Job, Result
 from offbeat.core.protocol import SetTimer, Strategy, World
-from offbeat.core.snapshot import Get, Put, Tree, expect_type, pack, unpack
-from offbeat.engine.coordinator import Coordinator, CoordinatorState, Fact
+from offbeat.core.snapshot import Put, Tree
+from offbeat.engine.checkpoint import Checkpoints
+from offbeat.engine.coordinator import Coordinator, Fact
 from offbeat.engine.gate import Gate, Verdict
 from offbeat.engine.live.journal import Journal, retry_while_disk_full
 from offbeat.engine.live.site_scores import ScoreState, SiteScores
 from offbeat.engine.live.sites import Connections, SiteIds, Timeouts
 from offbeat.engine.live.transport import JobMessage, Scores, Transport
-from offbeat.engine.model_evaluation import Evaluate, EvaluationSchedule, EvaluationState, ModelEvaluator
+from offbeat.engine.model_evaluation import Evaluate, EvaluationSchedule, ModelEvaluator
+from offbeat.engine.run_checkpoint import pack_checkpoint, read_checkpoint
 from offbeat.engine.strategy_driver import Offer, Order
 from offbeat.engine.trace import Trace
-from offbeat.engine.trace_file import TraceDigest
 from offbeat.engine.until import Until
 from offbeat.engine.virtual.event_heap import EVALUATE, LOST, NO_ID, READY, Clock
 
 log = logging.getLogger("offbeat")
 
-FACT_NAMES = (
-    "begin", "joined", "examples_reported", "left", "answered", "expired", "unexpected_upload", "timer_fired",
-    "scores_received", "evaluation_due",
-)  # fmt: skip
-
-
-@dataclass(frozen=True)
-class LiveCheckpoint:
-    """A checkpoint that matches the run and its trace."""
-
-    coordinator: CoordinatorState
-    evaluation: EvaluationState
-    clock: Clock
-    longest_round_trip: dict[int, float]
-    accepted: dict[int, int]
-    expired: dict[int, tuple[int, float]]
-    site_scores: ScoreState
-    journal_file: int  # with the facts that followed
-    rows: int
-    digest: TraceDigest
+FACTS = ("begin", "answered", "expired", "unexpected_upload", "scores_received", "evaluation_due")
+COORDINATOR_FACTS = ("joined", "examples_reported", "left", "timer_fired")
+# fields of a checkpoint that a virtual run does not have; `journal_file` is the one with the facts that followed
+CHECKPOINT_FIELDS = {
+    "longest_round_trip": dict,
+    "accepted": dict,
+    "expired": dict,
+    "site_scores": ScoreState,
+    "journal_file": int,
+}
 
 
 class LiveState:
@@ -72,12 +63,8 @@ class LiveState:
         timeouts: Timeouts,
         stopping: Callable[[], bool],
     ) -> None:
-        self.transport = transport
-        self.trace = trace
-        self.site_ids = site_ids
-        self.journal = journal
-        self.timeouts = timeouts
-        self.stopping = stopping
+        self.transport, self.trace, self.site_ids, self.journal = transport, trace, site_ids, journal
+        self.timeouts, self.stopping = timeouts, stopping
         self.coordinator = Coordinator(
             strategy, world, until=until, gate=gate, trace=trace, journal=self._write, stop_when_hopeless=False
         )
@@ -91,23 +78,14 @@ class LiveState:
         self.started = False  # run time passes
         self._replaying = False
 
-    # ------------------------------------------------------------ facts about sites
-
     def begin(self, now: float, away: tuple[int, ...] = ()) -> None:
+        """Start the run without the clients that are `away`, and schedule the first evaluation."""
         self.started = True
         self.clock.push(now, EVALUATE, NO_ID)
-        self._carry_out(self.coordinator.begin(now, away))
-
-    def joined(self, now: float, client: int, num_examples: int) -> None:
-        self._carry_out(self.coordinator.joined(now, client, num_examples))
-
-    def examples_reported(self, now: float, client: int, num_examples: int) -> None:
-        self._carry_out(self.coordinator.examples_reported(now, client, num_examples))
-
-    def left(self, now: float, client: int) -> None:
-        self._carry_out(self.coordinator.left(now, client))
+        self.carry_out(self.coordinator.begin(now, away))
 
     def answered(self, now: float, ticket: int, verdict: Verdict, back: float, size: int | None) -> None:
+        """Report a site's answer, and record its round trip and training time."""
         run, job = self.coordinator, self.coordinator.ledger.open_jobs[ticket]
         updates = run.progress.updates
         orders = run.answered(now, ticket, verdict, back, size)
@@ -120,22 +98,19 @@ class LiveState:
             log.warning("%s: its answer to ticket %d is refused: %s", name, ticket, verdict)
         if run.progress.updates > updates:
             self.connections.accepted[job.client] = ticket
-        self._carry_out(orders)
+        self.carry_out(orders)
 
     def expired(self, now: float, ticket: int, why: str | None, back: float) -> None:
+        """Report that a ticket is not waited for any longer, and remember when it was sent."""
         job = self.coordinator.ledger.open_jobs[ticket]
         orders = self.coordinator.expired(now, ticket, why, back)
         self.connections.expired[job.client] = ticket, job.started
-        self._carry_out(orders)
+        self.carry_out(orders)
 
     def unexpected_upload(self, now: float, client: int, ticket: int, how: str, size: int | None) -> None:
-        self._carry_out(self.coordinator.unexpected_upload(now, client, ticket, how, size))
+        """Report a late or duplicate answer, whose round trip counts for later timeouts."""
+        self.carry_out(self.coordinator.unexpected_upload(now, client, ticket, how, size))
         self.connections.record_late_answer(client, ticket, now)
-
-    # ------------------------------------------------------------ facts about timers and evaluation
-
-    def timer_fired(self, now: float, key: str) -> None:
-        self._carry_out(self.coordinator.timer_fired(now, key))
 
     def scores_received(self, client: int, scores: Scores) -> None:
         """Record metrics of a site; this fact has no time of its own."""
@@ -155,9 +130,8 @@ class LiveState:
         self.site_scores.open_point(now, run.ledger.version, run.progress.updates, clients)
         self.clock.push(self.evaluation.next_point_after(now), EVALUATE, NO_ID)
 
-    # ------------------------------------------------------------ journal
-
     def _write(self, fact: Fact) -> None:
+        """Write a fact to the journal, except during a replay; wait while the disk is full."""
         journal = self.journal
         if journal is not None and not self._replaying:
             retry_while_disk_full(str(journal.folder), lambda: journal.append(fact), self.stopping)
@@ -166,7 +140,7 @@ class LiveState:
         """Repeat the facts from this journal file on; jobs are sent again when their sites reconnect."""
         self._replaying = True
         for name, values in self.journal.read_since(start) if self.journal is not None else ():
-            if name not in FACT_NAMES:
+            if name not in FACTS + COORDINATOR_FACTS:
                 raise CheckpointError(f"the record has a fact that this version does not know: {name}")
             if name != "scores_received":
                 self.clock.now = max(self.clock.now, float(values[0]))
@@ -174,12 +148,14 @@ class LiveState:
                 self.clock.cancel_timer(values[1])
             elif name == "evaluation_due":
                 self.clock.remove_kind(EVALUATE)
-            getattr(self, name)(*values)
+            if name in FACTS:
+                getattr(self, name)(*values)
+            else:
+                self.carry_out(getattr(self.coordinator, name)(*values))
         self._replaying = False
 
-    # ------------------------------------------------------------ orders
-
-    def _carry_out(self, orders: list[Order]) -> None:
+    def carry_out(self, orders: list[Order]) -> None:
+        """Send jobs and schedule their timeouts, timers and offers; a replay sends nothing."""
         for order in orders:
             if isinstance(order, Job):
                 timeout = self.connections.answer_timeout(order.client)
@@ -202,44 +178,20 @@ class LiveState:
             return
         self.transport.send(address, JobMessage.from_job(job, self.connections.accepted.get(job.client)))
 
-    # ------------------------------------------------------------ checkpoints
+    def save(self, journal_file: int, put: Put) -> Tree:
+        """Return a checkpoint that the facts from this journal file on follow."""
+        connections = self.connections
+        round_trips, accepted, expired = connections.longest_round_trip, connections.accepted, connections.expired
+        values = (round_trips, accepted, expired, self.site_scores.state, journal_file)
+        fields = dict(zip(CHECKPOINT_FIELDS, values, strict=True))
+        return pack_checkpoint(self.coordinator, self.trace, self.evaluation, self.clock, fields, put)
 
-    def save(self, put: Put, journal_file: int) -> Tree:
-        return {
-            "rows": self.trace.seq,
-            "digest": self.trace.digest_so_far.as_dict(),
-            "clock": self.clock.save(put),
-            "evaluation": self.evaluation.save(put),
-            "longest_round_trip": pack(self.connections.longest_round_trip, put),
-            "accepted": pack(self.connections.accepted, put),
-            "expired": pack(self.connections.expired, put),
-            "site_scores": pack(self.site_scores.state, put),
-            "journal_file": journal_file,
-            **self.coordinator.save(put),
-        }
-
-    def read(self, tree: Tree, get: Get) -> LiveCheckpoint:
-        """Read a checkpoint and check that the run and its trace match it; nothing changes here."""
-        rows = expect_type(int, tree["rows"], "rows")
-        return LiveCheckpoint(
-            coordinator=self.coordinator.read(tree, get),
-            evaluation=expect_type(EvaluationState, unpack(tree["evaluation"], get), "evaluation"),
-            clock=Clock.restored(tree["clock"], get),
-            longest_round_trip=expect_type(dict, unpack(tree["longest_round_trip"], get), "longest_round_trip"),
-            accepted=expect_type(dict, unpack(tree["accepted"], get), "accepted"),
-            expired=expect_type(dict, unpack(tree["expired"], get), "expired"),
-            site_scores=expect_type(ScoreState, unpack(tree["site_scores"], get), "site_scores"),
-            journal_file=expect_type(int, tree["journal_file"], "journal_file"),
-            rows=rows,
-            digest=self.trace.verify(rows, tree["digest"]),
-        )
-
-    def restore(self, saved: LiveCheckpoint) -> None:
-        """Continue from a checkpoint."""
-        self.coordinator.restore(saved.coordinator)
-        self.evaluation.restore(saved.evaluation)
+    def restore(self, checkpoints: Checkpoints) -> int:
+        """Continue from the newest checkpoint; return the journal file with the facts that followed it."""
+        saved = checkpoints.load(partial(read_checkpoint, self.coordinator, self.trace, CHECKPOINT_FIELDS))
+        saved.restore(self.coordinator, self.trace, self.evaluation)
         self.clock, self.started = saved.clock, True
-        self.connections.longest_round_trip = saved.longest_round_trip
-        self.connections.accepted, self.connections.expired = saved.accepted, saved.expired
-        self.site_scores.state = saved.site_scores
-        self.trace.truncate(saved.rows, saved.digest)
+        round_trips, accepted, expired, self.site_scores.state, journal_file = saved.engine_fields.values()
+        connections = self.connections
+        connections.longest_round_trip, connections.accepted, connections.expired = round_trips, accepted, expired
+        return int(journal_file)

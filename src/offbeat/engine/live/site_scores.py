@@ -1,8 +1,7 @@
 """Evaluation by sites: at each point of the evaluation grid sites are asked for metrics on their own test examples.
 
-Sites answer when they can, after the time of the point; each answer counts for the point it was asked about. The mean
-over sites, weighted by their numbers of test examples, is computed when all have answered, at the latest at the next
-point. A site does not count for a metric that is missing or not finite.
+The mean over sites, weighted by their numbers of test examples, is computed when all have answered, at the latest at
+the next point. A site does not count for a metric that is missing or not finite.
 """
 
 from __future__ import annotations
@@ -42,11 +41,9 @@ class SiteScores:
 
     def sites_to_ask(self, clients: Iterable[int], now: float, timeout: Callable[[int], float]) -> tuple[int, ...]:
         """Return the clients to ask; a client that is busy for long must not receive question after question."""
-
-        def is_due(client: int) -> bool:
-            return client not in self.unanswered or now >= self.unanswered[client][0] + timeout(client)
-
-        return tuple(sorted(client for client in clients if client not in self.state.without_tests and is_due(client)))
+        with_tests = sorted(client for client in clients if client not in self.state.without_tests)
+        pending = self.unanswered
+        return tuple(c for c in with_tests if c not in pending or now >= pending[c][0] + timeout(c))
 
     def open_point(self, now: float, version: int, updates: int, clients: Iterable[int]) -> None:
         """Start a point about which these clients are asked."""
@@ -95,6 +92,7 @@ class SiteScores:
 
 
 def _weighted_mean(answers: list[Scores], name: str) -> float:
+    """Return the mean of a metric over the sites that have a finite value; nan if none has."""
     pairs = [(scores.num_examples, scores.values.get(name, nan)) for scores in answers]
     finite = [(examples, value) for examples, value in pairs if isfinite(value)]
     total = sum(examples for examples, _ in finite)

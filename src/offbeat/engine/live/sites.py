@@ -30,6 +30,7 @@ class SiteIds:
 
     @classmethod
     def load(cls, path: Path) -> SiteIds:
+        """Read the numbers of a run; without a file there are none yet."""
         try:
             stored = json.loads(path.read_text(encoding="utf-8"))
             numbers = {str(site["name"]): int(site["client"]) for site in stored["sites"]}
@@ -42,31 +43,27 @@ class SiteIds:
     def register(self, name: str, token: str) -> int:
         """Return the client number of a known or new site; raise RunError if the name or token is not accepted."""
         if not name or len(name) > MAX_NAME_LENGTH or not name.isprintable():
-            raise RunError(
-                f"a site's name must have 1 to {MAX_NAME_LENGTH} printable characters, not {name[:MAX_NAME_LENGTH]!r}"
-            )
+            shown = name[:MAX_NAME_LENGTH]
+            raise RunError(f"a site's name must have 1 to {MAX_NAME_LENGTH} printable characters, not {shown!r}")
         proof = hashlib.sha256(token.encode()).hexdigest()
         if name in self.numbers:
-            if self.proofs[name] != proof:
-                raise RunError(
-                    f"the name {name!r} belongs to another site: join with another --name or with that site's key"
-                )
-            return self.numbers[name]
+            if self.proofs[name] == proof:
+                return self.numbers[name]
+            raise RunError(
+                f"the name {name!r} belongs to another site: join with another --name or with that site's key"
+            )
         if len(self.numbers) >= self.max_names:
             raise RunError(f"this run has had {self.max_names} sites, the maximum: join with the name of one of them")
         numbers, proofs = {**self.numbers, name: len(self.numbers)}, {**self.proofs, name: proof}
-        self._store(numbers, proofs)
+        if self.path is not None:
+            sites = [{"name": n, "client": client, "proof": proofs[n]} for n, client in numbers.items()]
+            write_atomically(self.path, json.dumps({"sites": sites}, indent=2).encode())
         self.numbers, self.proofs = numbers, proofs
         return numbers[name]
 
     def name_of(self, client: int) -> str:
+        """Return the name of a client's site."""
         return next((name for name, number in self.numbers.items() if number == client), f"client {client}")
-
-    def _store(self, numbers: dict[str, int], proofs: dict[str, str]) -> None:
-        if self.path is None:
-            return
-        sites = [{"name": n, "client": client, "proof": proofs[n]} for n, client in numbers.items()]
-        write_atomically(self.path, json.dumps({"sites": sites}, indent=2).encode())
 
 
 @dataclass(frozen=True)
@@ -99,6 +96,7 @@ class Connections:
     expired: dict[int, tuple[int, float]] = field(default_factory=dict)  # client -> its last expired ticket, sent when
 
     def connect(self, client: int, address: int) -> None:
+        """Record the address at which a client is reachable; its earlier one is forgotten."""
         before = self.address.get(client)
         if before is not None:
             self.client.pop(before, None)
@@ -112,6 +110,7 @@ class Connections:
         return client
 
     def record_round_trip(self, client: int, seconds: float) -> None:
+        """Update the longest round trip of a client."""
         self.longest_round_trip[client] = max(seconds, self.longest_round_trip.get(client, 0.0))
 
     def record_late_answer(self, client: int, ticket: int, now: float) -> None:

@@ -1,7 +1,7 @@
 """Replay of a live run in virtual time from its trace, which checks the run.
 
-The trace says which site joined and answered when. Everything else is computed again: local trainings, the strategy's
-decisions, the model. The result equals the live run's bit for bit if its sites compute what this machine computes.
+The trace contains when sites joined and answered; local trainings, decisions and the model are computed again. The
+result equals the live run's bit for bit if its sites compute what this machine computes.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ def replay_trace(
 
 
 def _train_again(run: Coordinator, train: Callable[[Job], Result], ticket: int, seconds: float | None) -> Verdict:
+    """Train an open job; its result takes the training time that the site measured."""
     job = run.ledger.open_jobs.get(ticket)
     if job is None:
         raise RunError(f"the trace has an answer to ticket {ticket}, which the replay did not send")

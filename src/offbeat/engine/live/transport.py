@@ -90,6 +90,7 @@ class JobMessage:
 
     @classmethod
     def from_job(cls, job: Job, accepted: int | None) -> JobMessage:
+        """Return the message for an open job."""
         numbers = (job.ticket, job.client, job.index, job.base_version)
         return cls(*numbers, job.base, job.work, job.num_examples, job.seed, accepted)
 
@@ -126,4 +127,6 @@ class Transport(Protocol):
         """Return the messages that arrived, at least one unless `timeout` seconds have passed."""
         ...
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release connections; no more messages follow."""
+        ...

@@ -1,8 +1,4 @@
-"""Availability of clients in virtual time: when they leave, and when they return.
-
-The next change of a client is scheduled on the clock once it is known, at most one entry per client. Clients that are
-always available need no memory. After a resume the pending departures are read from the clock.
-"""
+"""Departures and returns of clients in virtual time; clients that are always available need no memory."""
 
 from __future__ import annotations
 
@@ -25,9 +21,8 @@ class ClientAvailability:
     def restored(self, clock: Clock, ledger: Ledger) -> ClientAvailability:
         """Return the availability for a restored clock and ledger."""
         availability = ClientAvailability(self.environment, clock, ledger)
-        events = clock.heap
-        departures = {client: at for at, kind, client, ticket in events if kind == LOST and ticket == NO_ID}
-        availability._departures = departures
+        pending = {client: at for at, kind, client, ticket in clock.heap if kind == LOST and ticket == NO_ID}
+        availability._departures = pending
         return availability
 
     def num_examples(self, client: int) -> int:

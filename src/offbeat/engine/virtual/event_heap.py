@@ -70,8 +70,6 @@ class Clock:
         """Return whether the model can no longer change."""
         return all(event[1] == EVALUATE or self._is_stale(event) for event in self.heap)
 
-    # ------------------------------------------------------------ timers
-
     def set_timer(self, key: str, at: float) -> None:
         """Set a timer; an existing one with this key is moved."""
         at = float(at)
@@ -103,20 +101,22 @@ class Clock:
         return key
 
     def _remove_timer(self, key: str) -> None:
+        """Forget a timer; its entry in the heap is stale from now on, unless it was popped."""
         del self.timer_keys[self.timer_numbers.pop(key)], self.timer_times[key]
 
     def _drop_stale(self) -> None:
+        """Remove stale entries until the first entry is an event."""
         while self.stale_entries and self._is_stale(self.heap[0]):
             heappop(self.heap)
             self.stale_entries -= 1
 
     def _is_stale(self, event: ScheduledEvent) -> bool:
+        """Return whether this entry is of a timer that was moved or cancelled."""
         _, kind, number, _ = event
         return kind == TIMER and number not in self.timer_keys
 
-    # ------------------------------------------------------------ save and restore
-
     def save(self, put: Put) -> Tree:
+        """Return the clock as a tree."""
         # columns: a million entries cost a tenth as tensors of what they cost as text
         columns = [pack(array(code, [event[i] for event in self.heap]), put) for i, code in enumerate("dqqq")]
         return {
@@ -129,6 +129,7 @@ class Clock:
 
     @classmethod
     def restored(cls, tree: Tree, get: Get) -> Clock:
+        """Return the clock that was saved."""
         times, kinds, clients, tickets = (unpack(column, get) for column in tree["heap"])
         heap = zip(map(float, times), map(int, kinds), map(int, clients), map(int, tickets), strict=True)
         numbers = expect_type(dict, tree["timer_numbers"], "timer_numbers")

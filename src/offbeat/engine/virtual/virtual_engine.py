@@ -1,12 +1,8 @@
 """The virtual-time engine: exact, deterministic and resumable.
 
-Theory of operation. A heap holds what is due: arrivals, expiring tickets, returning clients, timers, evaluations. The
-engine pops the next event, reports it to the coordinator as a fact, and carries out the orders that follow by pushing
-further events: a job becomes its arrival, at a time that the simulated world computes.
-
-The order of arrivals depends only on durations, never on training results. The engine therefore asks the worker for
-the result of a job when its arrival is due; until then the worker may compute any submitted job, anywhere and in any
-order. `advance()` stops where a result is missing and `provide()` takes results, so many runs can share one worker.
+The engine pops the next event from a heap, reports it to the coordinator as a fact, and carries out the orders that
+follow by pushing further events: a job becomes its arrival, at a time that the simulated world computes. The order of
+arrivals never depends on training results, so a worker may compute jobs in any order until their arrival is due.
 """
 
 from __future__ import annotations
@@ -29,12 +25,12 @@ from offbeat.engine.gate import Gate, Verdict, ticket_of
 from offbeat.engine.model_evaluation import ClientMeans, ClientSurvey, EvaluationSchedule, ModelEvaluator
 from offbeat.engine.process_memory import infrequent_garbage_collection
 from offbeat.engine.progress import Outcome, Status
+from offbeat.engine.run_checkpoint import pack_checkpoint, read_checkpoint
 from offbeat.engine.strategy_driver import Offer, Order, sorted_clients
 from offbeat.engine.trace import Trace
 from offbeat.engine.until import Until
 from offbeat.engine.virtual.availability_clock import ClientAvailability
 from offbeat.engine.virtual.event_heap import ARRIVE, EVALUATE, LOST, NO_ID, READY, TIMER, Clock, ScheduledEvent
-from offbeat.engine.virtual.virtual_checkpoint import pack_checkpoint, read_checkpoint
 from offbeat.engine.worker import Answer, Worker
 
 INTERRUPTED = "interrupted"
@@ -110,13 +106,8 @@ class VirtualEngine:
             self._checkpoint_timer = CheckpointTimer(self.checkpoint_every)
         if not self._started:
             self._start()
-        run, clock, verdicts, open_jobs = (
-            self.coordinator,
-            self.clock,
-            self._verdicts,
-            self.coordinator.ledger.open_jobs,
-        )
-        driver, horizon = run.driver, self._horizon
+        clock, verdicts, horizon = self.clock, self._verdicts, self._horizon
+        driver, open_jobs = self.coordinator.driver, self.coordinator.ledger.open_jobs
         while True:
             if driver.stop_reason is not None or self._ended is not None:
                 return None
@@ -170,24 +161,15 @@ class VirtualEngine:
             self.trace.add(now, "stop", run.ledger.version, detail=reason)
         self.trace.flush()
         self._call_watcher()
-        return Outcome(
-            reason,
-            now,
-            run.ledger.version,
-            run.progress.updates,
-            run.model,
-            dict(self.evaluation.state.metrics),
-            run.progress.server_seconds,
-            self.evaluation.state.server_bytes,
-        )
+        evaluation = self.evaluation.state
+        return run.outcome(reason, now, dict(evaluation.metrics), evaluation.server_bytes)
 
     def status(self) -> Status:
         """Return the progress of the run."""
-        ledger, now, updates = self.coordinator.ledger, self.clock.now, self.coordinator.progress.updates
-        share, metrics = self.until.fraction_done(now, updates), self.evaluation.state.metrics
-        return Status(now, share, ledger.version, updates, len(ledger.open_jobs), ledger.mean_age(), metrics)
+        return self.coordinator.status(self.clock.now, self.evaluation.state.metrics)
 
     def _start(self) -> None:
+        """Make the available clients ready, and schedule the first evaluation and all departures."""
         self._started = True
         self.clock.push(0.0, EVALUATE, NO_ID)
         clients = sorted_clients(self.coordinator.world.clients)
@@ -202,6 +184,7 @@ class VirtualEngine:
             self.clock.now = self._horizon
 
     def _between_events(self) -> None:
+        """Stop if the run was interrupted, otherwise write a checkpoint if one is due."""
         if self.interrupt:
             self._ended = INTERRUPTED
         elif self.checkpoints is not None and self._checkpoint_timer is not None and self._checkpoint_timer.is_due():
@@ -209,12 +192,14 @@ class VirtualEngine:
                 self.save()
 
     def _call_watcher(self) -> None:
+        """Report the progress to the watcher, which may interrupt the run."""
         if self._watch is not None and self._watch(self.status()):
             self.interrupt = True
 
     # ------------------------------------------------------------ events
 
     def _handle(self, kind: int, client: int, ticket: int) -> None:
+        """Handle an event that was popped."""
         if kind == ARRIVE:
             self._arrive(client, ticket)
         elif kind == LOST and ticket != NO_ID:
@@ -229,6 +214,7 @@ class VirtualEngine:
             self._evaluate()
 
     def _arrive(self, client: int, ticket: int) -> None:
+        """Handle the arrival of an answer, whose verdict is known, or of its duplicate."""
         run, now = self.coordinator, self.clock.now
         if ticket not in run.ledger.open_jobs:  # each ticket is answered once
             run.unexpected_upload(now, client, ticket, "duplicate")
@@ -271,6 +257,7 @@ class VirtualEngine:
             self.availability.schedule_departure(client)
 
     def _evaluate(self) -> None:
+        """Evaluate at a point of the grid and schedule the next one."""
         run, clock = self.coordinator, self.clock
         if run.driver.check_model():
             next_point = self.evaluation.evaluate_grid_point(clock.now, run, clock.next_time())
@@ -280,6 +267,7 @@ class VirtualEngine:
     # ------------------------------------------------------------ orders
 
     def _carry_out(self, orders: list[Order], late_ticket: int = NO_ID) -> None:
+        """Carry out orders; a client that is offered later may bring the answer to `late_ticket`."""
         for order in orders:
             if isinstance(order, Job):
                 self._schedule_outcome(order)
@@ -314,22 +302,21 @@ class VirtualEngine:
         """Write a checkpoint of this moment between two events."""
         if self.checkpoints is not None and is_finite(self.coordinator.model):
             self.trace.flush()  # the trace must reach at least as far as the checkpoint
-            self.checkpoints.save(
-                partial(pack_checkpoint, self.coordinator, self.trace, self.clock, self.evaluation, self._verdicts)
-            )
+            # results computed ahead of time are stored too, because not every worker repeats them bit for bit
+            fields = {"verdicts": self._verdicts}
+            pack = partial(pack_checkpoint, self.coordinator, self.trace, self.evaluation, self.clock, fields)
+            self.checkpoints.save(pack)
 
     def restore(self) -> None:
         """Continue from the newest checkpoint that is intact and matches the trace; without one, start over."""
         if self.checkpoints is None or not self.checkpoints.exist():
             self.trace.clear()
             return
-        saved = self.checkpoints.load(partial(read_checkpoint, self.coordinator, self.trace))
-        self.coordinator.restore(saved.coordinator)
-        self.evaluation.restore(saved.evaluation)
-        self.clock, self._verdicts = saved.clock, saved.verdicts
+        saved = self.checkpoints.load(partial(read_checkpoint, self.coordinator, self.trace, {"verdicts": dict}))
+        saved.restore(self.coordinator, self.trace, self.evaluation)
+        self.clock, self._verdicts = saved.clock, saved.engine_fields["verdicts"]
         self.availability = self.availability.restored(self.clock, self.coordinator.ledger)
         self._started = True
-        self.trace.truncate(saved.rows, saved.digest)
         unanswered = {t: job for t, job in self.coordinator.ledger.open_jobs.items() if t not in self._verdicts}
         for at, kind, _, ticket in sorted(self.clock.heap):
             if kind == ARRIVE and at <= self._horizon and ticket in unanswered:
