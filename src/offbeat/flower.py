@@ -47,7 +47,7 @@ try:
 except ImportError as error:
     raise ImportError("offbeat.flower needs Flower: pip install 'offbeat[flower]'") from error
 
-from offbeat.deploy import JOB, TICKET, FlowerTransport
+from offbeat.deploy import JOB, TICKET, FlowerTransport, read_vectors
 
 __all__ = ["as_client_app", "as_server_app", "serve"]
 log = logging.getLogger("offbeat")
@@ -139,9 +139,8 @@ def _make_app_function(run: Callable[Concatenate[Grid, Parameters], object]) -> 
 
         return app
 
-    shown = serve_signature.replace(
-        parameters=list(serve_signature.parameters.values())[1:], return_annotation=ServerApp
-    )
+    parameters = list(serve_signature.parameters.values())[1:]
+    shown = serve_signature.replace(parameters=parameters, return_annotation=ServerApp)
     as_server_app.__signature__ = shown  # type: ignore[attr-defined]
     return as_server_app
 
@@ -199,10 +198,7 @@ def _train_message(
     module.load_state_dict(content.array_records["arrays"].to_torch_state_dict())
     layout, client = Layout.of(module), int(job_fields["client"])
     rule = None if job_fields["rule"] is None else from_fields(job_fields["rule"])
-    extras = {
-        name: torch.from_numpy(content.array_records[f"{JOB}.{name}"]["vector"].numpy().copy())
-        for name in job_fields["extras"]
-    }
+    extras = read_vectors(content, job_fields["extras"])
     job = Job(
         ticket=int(job_fields["ticket"]),
         client=client,
@@ -219,13 +215,9 @@ def _train_message(
     seconds = time.perf_counter() - began
     _store_memory(context, result, memory)
     Binding(module).load(result.local)
-    metrics: dict[str, Any] = {
-        TICKET: job.ticket,
-        "num-examples": result.num_examples,
-        "steps": result.steps,
-        "seconds": seconds,
-    }
-    answer = RecordDict({"arrays": ArrayRecord(module.state_dict()), "metrics": MetricRecord(metrics)})
+    counts = {TICKET: job.ticket, "num-examples": result.num_examples, "steps": result.steps}
+    metrics = MetricRecord({**counts, "seconds": seconds})
+    answer = RecordDict({"arrays": ArrayRecord(module.state_dict()), "metrics": metrics})
     for name in [] if rule is None else rule.uploads(layout):
         answer[f"{JOB}.{name}"] = ArrayRecord({"vector": Array(result.extras[name].numpy())})
     return answer

@@ -9,6 +9,7 @@ from offbeat.deploy.federation_keys import fingerprint as fingerprint
 from offbeat.deploy.flower_transport import JOB as JOB
 from offbeat.deploy.flower_transport import TICKET as TICKET
 from offbeat.deploy.flower_transport import FlowerTransport as FlowerTransport
+from offbeat.deploy.flower_transport import read_vectors as read_vectors
 from offbeat.deploy.key_generation import make_authority as make_authority
 from offbeat.deploy.key_generation import make_server as make_server
 from offbeat.deploy.key_generation import make_site as make_site

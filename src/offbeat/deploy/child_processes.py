@@ -23,10 +23,9 @@ TERMINATE_SECONDS = 5.0  # until a process that was asked to end is killed
 
 
 class ChildProcesses:
-    """Child processes that cannot outlive this one: a reaper process kills those that are left when this one ends.
+    """Child processes with logs below `home`; a reaper process kills those that are left when this process ends.
 
-    Each child writes its own log below `home`. Children have their own sessions, so Ctrl-C reaches only this process,
-    which then ends them in order.
+    Children have their own sessions, so Ctrl-C reaches only this process, which then ends them in order.
     """
 
     def __init__(self, home: Path) -> None:
@@ -101,10 +100,7 @@ class ChildProcesses:
             raise RunError(f"'{' '.join(arguments[:2])}' did not end within {timeout:.0f} seconds") from None
 
     def new_secret(self) -> Path:
-        """Write a new secret with which a superexec authenticates to its SuperLink or SuperNode.
-
-        It is drawn for each start, so that no other user of this machine can take work from it.
-        """
+        """Write a new secret with which a superexec authenticates to its SuperLink or SuperNode."""
         path = self.home / "superexec.secret"
         path.unlink(missing_ok=True)
         with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600), "wb") as file:
@@ -117,7 +113,6 @@ class ChildProcesses:
             self._reaper = self._start_reaper()
 
     def is_alive(self, name: str) -> bool:
-        """Return whether the child with this name runs."""
         return name in self.started and self.started[name].poll() is None
 
     def last_log_lines(self, name: str, lines: int = 1) -> str:
@@ -160,7 +155,6 @@ class ChildProcesses:
 
 
 def _is_main_thread() -> bool:
-    """Return whether this thread may set signal handlers."""
     import threading
 
     return threading.current_thread() is threading.main_thread()
@@ -203,9 +197,8 @@ def check_port_is_free(host: str, port: int) -> None:
     """Raise ConfigError if this process cannot listen on the port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with socket.socket(family) as probe_socket:
-        probe_socket.setsockopt(
-            socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-        )  # as the gateway does: lingering connections do not count
+        # as the gateway does: lingering connections do not count
+        probe_socket.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe_socket.bind((host, port))
         except socket.gaierror:
@@ -219,7 +212,6 @@ def check_port_is_free(host: str, port: int) -> None:
 
 
 def is_listening(host: str, port: int, timeout: float = 1.0) -> bool:
-    """Return whether a process accepts connections at this address."""
     try:
         with socket.create_connection((host, port), timeout):
             return True

@@ -109,9 +109,6 @@ class SiteKeys:
             raise ConfigError(f"{self.public} does not belong to {self.key}: restore the folder as it was made")
 
 
-# ---------------------------------------------------------------- reading keys and certificates
-
-
 def fingerprint(public: Path) -> str:
     """Return the fingerprint of a public key, SHA256:…, as ssh-keygen -l prints it."""
     try:
@@ -127,7 +124,6 @@ def _fingerprint(line: bytes) -> str:
 
 
 def read_certificate(path: Path) -> x509.Certificate:
-    """Return the certificate in a PEM file."""
     from cryptography import x509
 
     try:
@@ -197,9 +193,6 @@ def read_private(path: Path, ssh: bool = False) -> EllipticCurvePrivateKey:
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise ConfigError(f"{path} is not an elliptic curve key, which Flower requires: 'offbeat keys' makes one")
     return key
-
-
-# ---------------------------------------------------------------- signatures
 
 
 def fingerprint_of_pem(pem: bytes) -> str:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import os
 import sys
 from importlib.metadata import distribution
-from typing import Any
 
 
-def refuse_shipped_code(event: str, arguments: tuple[Any, ...]) -> None:
+def refuse_shipped_code(event: str, arguments: tuple[object, ...]) -> None:
     """Refuse, as an audit hook, to run code of an app that the server sent; a process cannot remove its hooks."""
     if event == "exec" and (home := os.environ.get("FLWR_HOME")):
         name = getattr(arguments[0], "co_filename", "")

@@ -32,12 +32,8 @@ MAX_NUMBER = float(1 << 53)  # the largest count or time that is believed
 MESSAGE_TTL = 7 * 24 * 3600.0
 MAX_OPEN_ORDERS = 2  # of each kind that a node may still answer: each holds a model in memory
 MAX_ABSENCE_SECONDS = 600.0  # a node that returns within this time may still answer
-CONNECTION_ERROR_CODES = (
-    0,
-    3,
-    4,
-    5,
-)  # Flower's codes for errors of unknown cause, of the message or of the node, not of the client app
+# Flower's codes for errors of unknown cause, of the message or of the node, not of the client app
+CONNECTION_ERROR_CODES = (0, 3, 4, 5)
 
 
 class RuleNotSupported(ConfigError):
@@ -89,7 +85,6 @@ class FlowerTransport:
         return int(vector.nbytes)
 
     def receive(self, timeout: float) -> list[SiteMessage]:
-        """Return the messages that arrived, at least one unless `timeout` seconds have passed."""
         until = time.monotonic() + timeout
         while not (heard := self._pull_messages()) and time.monotonic() < until:
             time.sleep(POLL_SECONDS)
@@ -139,11 +134,7 @@ class FlowerTransport:
         except RuleNotSupported:
             raise
         except (OffbeatError, LookupError, TypeError, ValueError, RuntimeError) as error:
-            if isinstance(order, JobMessage):
-                return JobAnswer(
-                    address, Failure(order.ticket, describe_error(error)), self._examples.get(address, UNKNOWN_EXAMPLES)
-                )
-            return None
+            return self._failed_job(address, order, describe_error(error))
 
     def _failure_message(self, address: int, order: JobMessage | Question, reply: Message) -> SiteMessage | None:
         """Convert an error of a node or of its client app."""
@@ -151,6 +142,10 @@ class FlowerTransport:
         if reply.error.code in CONNECTION_ERROR_CODES:
             self._examples.pop(address, None)
             return Disconnected(address, why)
+        return self._failed_job(address, order, why)
+
+    def _failed_job(self, address: int, order: JobMessage | Question, why: str) -> JobAnswer | None:
+        """Return the answer to a job that failed; a question without an answer is dropped."""
         if isinstance(order, Question):
             return None
         return JobAnswer(address, Failure(order.ticket, why), self._examples.get(address, UNKNOWN_EXAMPLES))
@@ -192,7 +187,7 @@ class FlowerTransport:
         return flatten(self._read_into)
 
 
-def _nonnegative_number(metrics: Mapping[str, Any], name: str) -> float | None:
+def _nonnegative_number(metrics: Mapping[str, object], name: str) -> float | None:
     """Return a metric as a number, or None if it is missing, negative or implausibly large."""
     value = metrics.get(name)
     return float(value) if isinstance(value, (int, float)) and 0 <= value <= MAX_NUMBER else None

@@ -21,6 +21,7 @@ import socket
 import ssl
 import threading
 import time
+from contextlib import suppress
 from datetime import UTC, datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -41,17 +42,8 @@ MAX_CONNECTIONS = 500
 MAX_CLOCK_SKEW = 60.0  # seconds
 KEY_HEADER = "flwr-public-key"  # header of Flower's SuperNode
 SIGNED, SIGNATURE = "offbeat-signed", "offbeat-signature"  # headers of offbeat's own requests
-HOP_BY_HOP_HEADERS = {
-    "connection",
-    "keep-alive",
-    "transfer-encoding",
-    "host",
-    "content-length",
-    "upgrade",
-    "expect",
-    "te",
-    "trailer",
-}
+HOP_BY_HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "host", "content-length", "upgrade", "expect"}
+HOP_BY_HOP_HEADERS |= {"te", "trailer"}
 
 
 class Gateway(ThreadingHTTPServer):
@@ -112,7 +104,7 @@ class Gateway(ThreadingHTTPServer):
         finally:
             self._connections.release()
 
-    def handle_error(self, request: Any, client_address: Any) -> None:
+    def handle_error(self, request: object, client_address: Any) -> None:
         """Log an unexpected error of a request."""
         log.exception("%s: a request failed", client_address[0])
 
@@ -127,7 +119,7 @@ class GatewayRequest(BaseHTTPRequestHandler):
     wbufsize = -1  # head and body in one packet
     upstream: http.client.HTTPConnection | None = None
 
-    def log_message(self, format: str, *arguments: Any) -> None:
+    def log_message(self, format: str, *arguments: object) -> None:
         """Log nothing: only rejected requests are logged."""
         # only rejected requests are logged
 
@@ -193,13 +185,8 @@ class GatewayRequest(BaseHTTPRequestHandler):
                     self._respond(503, {"error": "the server is not ready"})
                     return
         if answer.status >= 400 and answer.status != 503:
-            log.warning(
-                "%s: %s: %s %s",
-                self._sender_name(),
-                path,
-                answer.status,
-                to_single_line(content[:300].decode("utf-8", "replace")),
-            )
+            why = to_single_line(content[:300].decode("utf-8", "replace"))
+            log.warning("%s: %s: %s %s", self._sender_name(), path, answer.status, why)
         self.send_response_only(answer.status)
         for name, value in answer.getheaders():
             if name.lower() not in HOP_BY_HOP_HEADERS:
@@ -207,8 +194,6 @@ class GatewayRequest(BaseHTTPRequestHandler):
         self.send_header("content-length", str(len(content)))
         self.end_headers()
         self.wfile.write(content)
-
-    # ---------------------------------------------------------------- authentication
 
     def _has_known_key(self) -> bool:
         """Check that the request carries a key of the keys folder; Flower verifies the signature itself."""
@@ -245,24 +230,18 @@ class GatewayRequest(BaseHTTPRequestHandler):
     def _sender_name(self) -> str:
         """Return the name of the site and its address, for the log."""
         key = self.headers.get(KEY_HEADER)
-        try:
-            name = (
-                self.server.known_fingerprints().get(fingerprint_of_pem(base64.b64decode(key)))
-                if key and self.server.keys
-                else None
-            )
-        except ValueError:
-            name = None
+        name = None
+        if key and self.server.keys:
+            with suppress(ValueError):
+                name = self.server.known_fingerprints().get(fingerprint_of_pem(base64.b64decode(key)))
         return f"{name} at {self.client_address[0]}" if name else str(self.client_address[0])
-
-    # ---------------------------------------------------------------- answers
 
     def _refuse(self, status: int, why: str) -> None:
         """Log a rejected request and answer it with an error."""
         log.warning("%s: rejected: %s", self.client_address[0], to_single_line(why, 200))
         self._respond(status, {"error": why}, close=True)
 
-    def _respond(self, status: int, value: Any, close: bool = False) -> None:
+    def _respond(self, status: int, value: object, close: bool = False) -> None:
         """Answer with a JSON document."""
         content = json.dumps(value).encode()
         self.send_response_only(status)
@@ -305,13 +284,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     keys = ServerKeys(options.keys) if options.keys is not None else None
     gateway = Gateway(options.host, options.port, options.link, options.live, keys)
-    log.info(
-        "%s: listening on %s:%s since %s",
-        "TLS" if keys else "plain",
-        options.host,
-        options.port,
-        datetime.now(UTC).date(),
-    )
+    protocol = "TLS" if keys else "plain"
+    log.info("%s: listening on %s:%s since %s", protocol, options.host, options.port, datetime.now(UTC).date())
     gateway.serve_forever()
 
 

@@ -87,8 +87,6 @@ class GridTransport:
         self._closed = False
         self._threads: list[threading.Thread] = []
 
-    # ---------------------------------------------------------------- for the engine
-
     def start(self) -> GridTransport:
         """Start both threads; tests call `push_one` and `pull_once` instead."""
         self._threads = [
@@ -99,7 +97,6 @@ class GridTransport:
         return self
 
     def send(self, address: int, order: ServerMessage) -> int:
-        """Queue a message; return its size in bytes."""
         data = self._encode(order)
         kind: Kind = "farewell" if isinstance(order, Farewell) else "order"
         with self._lock:
@@ -108,7 +105,6 @@ class GridTransport:
         return len(data)
 
     def receive(self, timeout: float) -> list[SiteMessage]:
-        """Return the messages that arrived, at least one unless `timeout` seconds have passed."""
         heard: list[SiteMessage] = []
         try:
             first = self._received.get(timeout=max(timeout, 0.0))
@@ -129,8 +125,6 @@ class GridTransport:
         self._outgoing.put(None)
         for thread in self._threads:
             thread.join(timeout=FAREWELL_SECONDS)
-
-    # ---------------------------------------------------------------- out
 
     def _push_until_closed(self) -> None:
         """Push queued messages, in a thread of its own."""
@@ -159,8 +153,6 @@ class GridTransport:
         if number is None:
             self._node_lost(address, why)
         return True
-
-    # ---------------------------------------------------------------- in
 
     def _pull_until_closed(self) -> None:
         """Pull replies, in a thread of its own; an error reaches the engine."""

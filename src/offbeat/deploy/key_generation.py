@@ -92,11 +92,7 @@ def make_site(folder: Path, name: str) -> Path:
     return home
 
 
-# ---------------------------------------------------------------- pieces
-
-
 def _new_key() -> EllipticCurvePrivateKey:
-    """Make a private key."""
     from cryptography.hazmat.primitives.asymmetric import ec
 
     return ec.generate_private_key(ec.SECP384R1())  # Flower takes the NIST curves

@@ -41,17 +41,18 @@ LAST_EVENTS = """
 SELECT client, kind FROM trace WHERE seq IN (SELECT MAX(seq) FROM trace WHERE client IS NOT NULL
        AND kind IN ('dispatch', 'arrive', 'lost', 'left', 'back', 'refuse', 'reject') GROUP BY client)
 """
+StatusFields = dict[str, Any]  # a JSON document
 AWAY = "away"
 ACTIVITY = {"dispatch": "at work", "left": AWAY, "lost": AWAY}
 
 
-def overview(folder: Path) -> dict[str, Any]:
+def overview(folder: Path) -> StatusFields:
     """Return the status as plain values; raise RunError if the folder is not a live run."""
     trace, complete = folder / TRACE_FILE, (folder / MODEL_FILE).is_file()
     known, app_status = read_site_names(folder), AppStatus.read(folder / LIVE_FOLDER)
     if not (folder / LIVE_FOLDER).is_dir():
         raise RunError(f"{folder} is not a live run; use 'offbeat show' for simulations")
-    status: dict[str, Any] = {
+    status: StatusFields = {
         "state": "ended" if complete else _describe_state(app_status),
         "reason": app_status.reason if app_status and not complete else "",
         "began": False,  # false while it waits for its first sites
@@ -81,7 +82,7 @@ def _describe_state(app_status: AppStatus | None) -> str:
     return app_status.state if app_status.state != "running" or app_status.is_alive() else "no server is running"
 
 
-def _read_trace(db: sqlite3.Connection, known: dict[int, str]) -> dict[str, Any]:
+def _read_trace(db: sqlite3.Connection, known: dict[int, str]) -> StatusFields:
     """Return the progress of the run and of each site from its trace."""
     if not db.execute("SELECT 1 FROM sqlite_master WHERE name = 'clients'").fetchone():
         return {}  # the trace is being created
@@ -116,21 +117,11 @@ def _read_trace(db: sqlite3.Connection, known: dict[int, str]) -> dict[str, Any]
     }
 
 
-HEADINGS = [
-    "site",
-    "client",
-    "now",
-    "examples",
-    "updates",
-    "refused",
-    "lost",
-    "staleness",
-    "training s",
-    "round trip s",
-]
+COUNTS = ["examples", "updates", "refused", "lost"]
+HEADINGS = ["site", "client", "now", *COUNTS, "staleness", "training s", "round trip s"]
 
 
-def site_table(sites: list[dict[str, Any]], ended: bool = False) -> list[list[str]]:
+def site_table(sites: list[StatusFields], ended: bool = False) -> list[list[str]]:
     """Format the sites as rows of a table."""
 
     def number(value: float | None, digits: int = 1) -> str:
@@ -139,14 +130,10 @@ def site_table(sites: list[dict[str, Any]], ended: bool = False) -> list[list[st
 
     rows = []
     for site in sites:
-        counts = [
-            str(site.get(key, 0) if site.get(key) is not None else "-")
-            for key in ("examples", "updates", "refused", "lost")
-        ]
+        counts = [str(site.get(key, 0) if site.get(key) is not None else "-") for key in COUNTS]
         measured = [number(site.get("staleness")), number(site.get("training"), 2), number(site.get("round_trip"), 2)]
         rows.append([str(site["name"]), str(site["client"]), str(site.get("doing", "here")), *counts, *measured])
-    whole = [HEADINGS, *rows]
-    return [[cell for i, cell in enumerate(row) if not (ended and i == 2)] for row in whole]
+    return [[cell for i, cell in enumerate(row) if not (ended and i == 2)] for row in (HEADINGS, *rows)]
 
 
 LIVE_FOLDER_VARIABLE = "OFFBEAT_SERVE"  # environment variable of the app: the folder of these files
@@ -180,7 +167,6 @@ class _StatusFile:
 
     @classmethod
     def remove(cls, live: Path) -> None:
-        """Delete the file in this folder."""
         (live / cls.FILE).unlink(missing_ok=True)
 
 

@@ -94,9 +94,8 @@ def _answer_question(connection: socket.socket, handle: Callable[[bytes], bytes]
 
 def _exchange(connection: socket.socket, data: bytes, limit: int) -> bytes:
     """Send a request and return the answer; raise SocketError if it is an error."""
-    with contextlib.suppress(
-        BrokenPipeError, ConnectionResetError
-    ):  # the other side may already have rejected the size
+    # the other side may already have rejected the size
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
         connection.sendall(LENGTH.pack(len(data)))
         connection.sendall(data)
     status, length = HEAD.unpack(_read_exactly(connection, HEAD.size))

@@ -22,18 +22,6 @@ from offbeat.deploy import compression, rule_codec
 from offbeat.deploy.tensor_codec import Fields, WireError, pack_tensors, unpack_tensors
 from offbeat.engine.live import Farewell, Hello, JobAnswer, JobMessage, Question, Scores
 
-__all__ = [
-    "MAX_MESSAGE_BYTES",
-    "Greeting",
-    "Message",
-    "CompressedUpload",
-    "WireError",
-    "decode",
-    "encode",
-    "open_envelope",
-    "answer_limit",
-]
-
 FORMAT = 2
 MAX_MESSAGE_BYTES = 1 << 32  # `answer_limit` gives a tighter limit for a known model
 MAX_COUNT = 1 << 63
@@ -76,9 +64,6 @@ class Envelope(NamedTuple):
 def answer_limit(model: Tensor, vectors: int = 4) -> int:
     """Return the size limit of answers for this model: some vectors of its size and a header."""
     return vectors * model.numel() * max(8, model.element_size()) + (2 << 20)
-
-
-# ---------------------------------------------------------------- writing
 
 
 def encode(message: Message, run: str = "", upload: CompressedUpload | None = None) -> bytes:
@@ -128,9 +113,6 @@ def _to_fields(message: Message, upload: CompressedUpload | None) -> tuple[str, 
 def _name_extras(extras: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return extras under the names that they have in a message."""
     return {f"extras.{name}": extra for name, extra in extras.items()}
-
-
-# ---------------------------------------------------------------- reading
 
 
 def decode(
@@ -225,8 +207,8 @@ class _Reader:
         )
         return word
 
-    def mapping(self, name: str) -> dict[str, Any]:
-        mapping: dict[str, Any] = self.field(name, "names and values", lambda v: isinstance(v, dict) and len(v) <= 1000)
+    def mapping(self, name: str) -> Fields:
+        mapping: Fields = self.field(name, "names and values", lambda v: isinstance(v, dict) and len(v) <= 1000)
         return mapping
 
     def vector(self, name: str) -> Tensor:
@@ -249,7 +231,7 @@ class _Reader:
             raise WireError(f"a message with {to_single_line(left[0], 40)!r}, which is not expected")
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     """Return whether this is a number that a float can hold."""
     return type(value) is float or (type(value) is int and abs(value) < MAX_COUNT)
 

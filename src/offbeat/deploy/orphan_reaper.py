@@ -28,9 +28,8 @@ def marked_processes(mark: str) -> list[int]:
                 dead = file.read().rpartition(b")")[2].split()[0] in (b"Z", b"X")
         except OSError:
             continue  # it has ended, or belongs to another user
-        if not dead and any(
-            mark.encode() in e for e in environment.split(b"\0") if e.startswith(MARK_VARIABLE.encode())
-        ):
+        marks = [entry for entry in environment.split(b"\0") if entry.startswith(MARK_VARIABLE.encode())]
+        if not dead and any(mark.encode() in entry for entry in marks):
             processes.append(int(name))
     return processes
 

@@ -9,7 +9,6 @@ import socket
 import ssl
 import time
 from importlib.util import find_spec
-from typing import Any
 
 from offbeat.core.errors import ConfigError, RunError
 from offbeat.deploy.federation_keys import SiteKeys, sign
@@ -28,7 +27,6 @@ def split_address(address: str) -> tuple[str, int]:
 
 
 def join_address(host: str, port: int) -> str:
-    """Return HOST:PORT, with brackets around an IPv6 address."""
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
@@ -41,20 +39,16 @@ def is_loopback(host: str) -> bool:
     return bool(addresses) and all(address.is_loopback for address in addresses)
 
 
-def query_server(address: str, path: str, keys: SiteKeys | None, name: str) -> dict[str, Any]:
+def query_server(address: str, path: str, keys: SiteKeys | None, name: str) -> dict[str, object]:
     """Ask the gateway of a server and return its answer; raise RunError with one line if that fails."""
     host, port = split_address(address)
     where = f"the server at {address}"
-    headers = {}
+    headers, connection = {}, http.client.HTTPConnection(host, port, timeout=TIMEOUT)
     if keys is not None:
         at = f"{time.time():.0f}"
         headers = {SIGNED: f"{name} {at}", SIGNATURE: sign(keys.key, f"{name} {at} {path}".encode())}
         context = ssl.create_default_context(cafile=str(keys.ca))
-        connection: http.client.HTTPConnection = http.client.HTTPSConnection(
-            host, port, timeout=TIMEOUT, context=context
-        )
-    else:
-        connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT)
+        connection = http.client.HTTPSConnection(host, port, timeout=TIMEOUT, context=context)
     try:
         connection.request("GET", path, headers=headers)
         answer = connection.getresponse()
@@ -83,7 +77,7 @@ def query_server(address: str, path: str, keys: SiteKeys | None, name: str) -> d
     return _parse_answer(where, answer.status, content, keys)
 
 
-def _parse_answer(where: str, status: int, content: bytes, keys: SiteKeys | None) -> dict[str, Any]:
+def _parse_answer(where: str, status: int, content: bytes, keys: SiteKeys | None) -> dict[str, object]:
     """Return the JSON document of an answer; raise RunError unless an offbeat server sent it."""
     try:
         answer = json.loads(content)

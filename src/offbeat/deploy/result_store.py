@@ -79,9 +79,8 @@ class ResultStore:
         tensors[REPLY] = torch.frombuffer(bytearray(result.reply), dtype=torch.uint8)
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            write_atomically(
-                self._path(result.ticket), pack_tensors({"index": result.index, "order": result.order}, tensors)
-            )
+            data = pack_tensors({"index": result.index, "order": result.order}, tensors)
+            write_atomically(self._path(result.ticket), data)
         except (OSError, OffbeatError) as error:
             reason = error.strerror or error if isinstance(error, OSError) else error
             raise ResultStoreError(f"the result could not be stored at the site: {reason}") from None

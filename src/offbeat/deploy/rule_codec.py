@@ -14,7 +14,6 @@ from collections.abc import Iterator
 from dataclasses import is_dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 from pydantic.errors import PydanticUserError
@@ -33,7 +32,7 @@ def known_rules() -> dict[str, type]:
     return {f"{cls.__module__}:{cls.__qualname__}": cls for cls in _subclasses(LocalRule) if is_dataclass(cls)}
 
 
-def to_fields(rule: LocalRule) -> dict[str, Any]:
+def to_fields(rule: LocalRule) -> dict[str, object]:
     """Convert a rule to its name and fields; raise WireError if it cannot be sent."""
     cls = type(rule)
     name = f"{cls.__module__}:{cls.__qualname__}"
@@ -52,14 +51,14 @@ def to_fields(rule: LocalRule) -> dict[str, Any]:
     )
 
 
-def from_fields(tree: Any) -> LocalRule:
+def from_fields(tree: object) -> LocalRule:
     """Convert name and fields back to a rule; raise WireError if it is unknown or its fields are invalid."""
     if not (isinstance(tree, dict) and tree.keys() == {"name", "fields"} and isinstance(tree["name"], str)):
         raise WireError("a rule without a name and fields")
     cls = _find_rule(tree["name"])
     shown = to_single_line(tree["name"].rpartition(":")[2], 80)
     try:
-        rule: LocalRule = _load(cls, tree["fields"])
+        rule = _load(cls, tree["fields"])
         whole = _dump(cls, rule) == tree["fields"]
     except (ValueError, TypeError, ArithmeticError, RecursionError) as error:  # pydantic's and our own are ValueErrors
         raise WireError(f"the rule {shown} cannot have these fields: {to_single_line(error, 200)}") from None
@@ -75,9 +74,8 @@ def code_digest(strategy: object) -> str:
     digest = hashlib.sha256()
     for path in files:
         digest.update(f"{path.relative_to(root).as_posix()}\n".encode() + path.read_bytes())
-    if not is_user_code(strategy) and not type(strategy).__module__.startswith(
-        "offbeat."
-    ):  # a site has no FILE.py:Name
+    # a site has no FILE.py:Name
+    if not is_user_code(strategy) and not type(strategy).__module__.startswith("offbeat."):
         try:
             digest.update(inspect.getsource(type(strategy)).encode())
         except (OSError, TypeError):
@@ -113,15 +111,15 @@ def _subclasses(cls: type) -> Iterator[type]:
 
 
 @lru_cache(maxsize=64)
-def _adapter(cls: type) -> TypeAdapter[Any]:
+def _adapter(cls: type) -> TypeAdapter[LocalRule]:
     return TypeAdapter(cls)
 
 
-def _dump(cls: type, rule: Any) -> Any:
+def _dump(cls: type, rule: LocalRule) -> object:
     """Convert a rule to JSON values."""
     return _adapter(cls).dump_python(rule, mode="json")
 
 
-def _load(cls: type, fields: Any) -> Any:
+def _load(cls: type, fields: object) -> LocalRule:
     """Load a rule strictly from JSON, where a list is accepted for a tuple and an object for a dataclass."""
     return _adapter(cls).validate_json(json.dumps(fields, allow_nan=False), strict=True)

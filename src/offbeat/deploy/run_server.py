@@ -25,6 +25,7 @@ from offbeat.core.vector import Binding, Layout, flatten
 from offbeat.deploy import message_codec, rule_codec
 from offbeat.deploy.replay_scenario import SITE_FILE_MODEL
 from offbeat.deploy.site_data import LoadedSiteFile, SiteFileTraining
+from offbeat.deploy.tensor_codec import WireError
 from offbeat.engine import Checkpoints, Coordinator, Gate, Outcome, Trace, write_atomically
 from offbeat.engine.live import (
     JobMessage,
@@ -60,9 +61,8 @@ EVALUATION_SECONDS = 60.0  # between two evaluations otherwise
 
 Encode = Callable[[ServerMessage], bytes]
 Decode = Callable[[bytes, int], SiteMessage]
-OpenTransport = Callable[
-    [bytes, Encode, Decode], Transport
-]  # takes the greeting and the functions that write and read messages
+# takes the greeting and the functions that write and read messages
+OpenTransport = Callable[[bytes, Encode, Decode], Transport]
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def check_servable(experiment: Experiment, file: Path | None = None) -> None:
     try:
         for job in _first_jobs(Coordinator(experiment.strategy, world)):
             message_codec.encode(JobMessage.from_job(job, None))
-    except message_codec.WireError as error:
+    except WireError as error:
         raise ConfigError(f"this strategy cannot be served: {error}") from None
 
 
@@ -169,10 +169,8 @@ def create_engine(
 ) -> LiveEngine:
     """Build the engine of a run and restore its last state."""
     world, number = model.world, run_id(run.folder)
-    layout, code = (
-        rule_codec.layout_digest(world.layout, world.model.dtype),
-        rule_codec.code_digest(experiment.strategy),
-    )
+    layout = rule_codec.layout_digest(world.layout, world.model.dtype)
+    code = rule_codec.code_digest(experiment.strategy)
     greeting = message_codec.Greeting(number, to_yaml(experiment), layout, options.compression)
     limit = message_codec.answer_limit(world.model)
     engines: list[LiveEngine] = []
@@ -239,11 +237,6 @@ def load_model(experiment: Experiment, file: Path | None) -> ServerModel:
         training = None
     module = site_file.model()
     layout, model = Layout.of(module), flatten(module)
-    world = World(
-        model=model,
-        layout=layout,
-        clients={},
-        seed=experiment.seed_of("batches"),
-        probe=training.probe if training else None,
-    )
+    seed, probe = experiment.seed_of("batches"), training.probe if training else None
+    world = World(model=model, layout=layout, clients={}, seed=seed, probe=probe)
     return ServerModel(module, world, training.test_evaluator if training else None)

@@ -13,6 +13,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -69,7 +70,6 @@ class ServerProcesses:
         self._failures = 0
 
     def start(self) -> None:
-        """Start all processes."""
         self._start_link_and_gateway()
         self._start_app()
 
@@ -87,14 +87,11 @@ class ServerProcesses:
         if place.keys is not None:
             command += ["--keys", str(place.keys.folder.resolve())]
         self.children.start("gateway", command)
-        reached = "127.0.0.1" if place.host == "0.0.0.0" else "::1" if place.host == "::" else place.host
-        if not wait_until(
-            lambda: not self.children.is_alive("gateway") or is_listening(reached, place.port), 30.0, 0.05
-        ) or not (self.children.is_alive("gateway")):
-            message = self.children.last_log_lines("gateway")
-            raise RunError(
-                f"cannot listen on {place.host}:{place.port}: {message.rpartition(': ')[2] or 'it is in use'}"
-            )
+        reached, alive = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(place.host, place.host), self.children.is_alive
+        settled = wait_until(lambda: not alive("gateway") or is_listening(reached, place.port), 30.0, 0.05)
+        if not settled or not alive("gateway"):
+            why = self.children.last_log_lines("gateway").rpartition(": ")[2] or "it is in use"
+            raise RunError(f"cannot listen on {place.host}:{place.port}: {why}")
 
     def _register_keys(self) -> None:
         """Register new keys at the SuperLink, because a site may be added at any time."""
@@ -116,8 +113,6 @@ class ServerProcesses:
         self.link.start_app()
         if not wait_until(lambda: AppStatus.read(self.live) is not None or not self.link.is_alive(), APP_START_SECONDS):
             raise RunError(f"the server app did not start: {self.children.last_log_lines('superlink', 3)}")
-
-    # ---------------------------------------------------------------- while it runs
 
     def watch(self) -> AppStatus | None:
         """Restart dead processes; return the final status of the app, or None while it runs."""
@@ -165,8 +160,6 @@ class ServerProcesses:
         """Return the last lines of the app's log, or of the SuperLink's."""
         return last_lines(self.live / "logs" / "server.log") or self.children.last_log_lines("superlink")
 
-    # ---------------------------------------------------------------- the end
-
     def stop(self, waiting: Callable[[], None] = lambda: None) -> AppStatus | None:
         """Ask the app to stop with a checkpoint, and wait for it."""
         status = AppStatus.read(self.live)
@@ -190,14 +183,10 @@ class ServerProcesses:
             wait_until(lambda: not self._is_running(status.process), 10.0)
 
     def close(self) -> None:
-        """End all processes."""
         self.children.close()
 
 
 def python_command(module: str) -> list[str]:
-    """Return the command line that runs a module with this Python."""
-    import sys
-
     return [sys.executable, "-m", module]
 
 
@@ -260,10 +249,8 @@ class SuperLink:
         command = ["--host", HOST, "--port", str(self.port), "--disable-runtime-dependency-installation", *tls]
         command += ["--isolation", "process", "--superexec-auth-secret-file", str(self.secret)]
         self.children.start_flower("flower-superlink", *command, name="superlink")
-        if (
-            not wait_until(lambda: not self.is_alive() or is_listening(HOST, self.port), LINK_START_SECONDS)
-            or not self.is_alive()
-        ):
+        settled = wait_until(lambda: not self.is_alive() or is_listening(HOST, self.port), LINK_START_SECONDS)
+        if not settled or not self.is_alive():
             raise RunError(f"Flower's SuperLink did not start: {self.children.last_log_lines('superlink')}")
         self.start_superexec()
 
@@ -273,12 +260,10 @@ class SuperLink:
         tls = ["--insecure"] if self.keys is None else ["--root-certificates", str(self.keys.ca.resolve())]
         command = ["--runtime-api-address", f"{HOST}:{self.port}", *tls]
         command += ["--superexec-auth-secret-file", str(self.secret)]
-        self.children.start_flower(
-            "flower-superexec", *command, name="superexec", more={LIVE_FOLDER_VARIABLE: str(self.live)}
-        )
+        more = {LIVE_FOLDER_VARIABLE: str(self.live)}
+        self.children.start_flower("flower-superexec", *command, name="superexec", more=more)
 
     def is_alive(self) -> bool:
-        """Return whether the SuperLink runs."""
         return self.children.is_alive("superlink")
 
     def register(self, public_key: Path) -> int:

@@ -41,7 +41,6 @@ class SiteCheck:
     certificates: tuple[str, ...] = ()
 
     def lines(self) -> list[str]:
-        """Format the results as lines of text."""
         shape = "x".join(map(str, self.inputs)) or "a number"
         tested = f"{self.tested} to test" if self.tested else "no test examples: this site evaluates no models"
         memory = "" if self.memory_bytes is None else f", {_format_size(self.memory_bytes)} of memory in total"
@@ -134,7 +133,6 @@ def _peak_memory() -> int | None:
 
 
 def _format_size(count: int) -> str:
-    """Format a number of bytes."""
     size = float(count)
     for unit in ("bytes", "kB", "MB"):
         if size < 1000:

@@ -22,7 +22,7 @@ from itertools import pairwise
 from pathlib import Path
 
 from offbeat.core.errors import OffbeatError, RunError, describe_error, to_single_line
-from offbeat.core.jobs import Failure, Job, Result
+from offbeat.core.jobs import Failure, Result
 from offbeat.core.protocol import LocalRule
 from offbeat.core.threads import one_thread
 from offbeat.deploy import compression, message_codec, rule_codec
@@ -102,27 +102,15 @@ class Site:
             assert isinstance(order, Question)
             return self._log_sent("scores", f" version={order.version}", self._answer_question(part, order))
 
-    # ------------------------------------------------------------ joining
-
     def _answer_greeting(self, greeting: message_codec.Greeting, data: bytes) -> bytes:
         """Join the run and answer with Hello."""
         current = self._current
         if current is None or current.greeting != greeting:
             current = self._join(greeting, data)
-        layout, code = (
-            rule_codec.layout_digest(current.training.layout, current.training.dtype),
-            rule_codec.code_digest(current.experiment.strategy),
-        )
-        newest = max(current.results.tickets(), default=None)
-        hello = Hello(
-            UNKNOWN_ADDRESS,
-            self.name,
-            self._token,
-            self._count_examples(current, _next_index(current)),
-            layout,
-            code,
-            newest,
-        )
+        layout = rule_codec.layout_digest(current.training.layout, current.training.dtype)
+        code, newest = rule_codec.code_digest(current.experiment.strategy), max(current.results.tickets(), default=None)
+        examples = self._count_examples(current, _next_index(current))
+        hello = Hello(UNKNOWN_ADDRESS, self.name, self._token, examples, layout, code, newest)
         return message_codec.encode(hello, greeting.run)
 
     def _join(self, greeting: message_codec.Greeting, data: bytes) -> Participation:
@@ -161,8 +149,6 @@ class Site:
             self.farewell = order
             self.ended.set()
         return b""
-
-    # ------------------------------------------------------------ jobs and evaluation
 
     def _answer_assignment(self, part: Participation, order: JobMessage, digest: str) -> bytes:
         """Return the stored reply to a job, or train it now."""
@@ -225,16 +211,14 @@ class Site:
         except Exception as error:
             log.warning("the model could not be evaluated here: %s", describe_error(error))
             examples, values = 0, {}
-        return message_codec.encode(
-            Scores(UNKNOWN_ADDRESS, order.now, order.version, examples, values), part.greeting.run
-        )
+        scores = Scores(UNKNOWN_ADDRESS, order.now, order.version, examples, values)
+        return message_codec.encode(scores, part.greeting.run)
 
     def _count_examples(self, part: Participation, index: int) -> int:
         """Return the current number of examples, which never decreases, even if the site's code raises."""
         try:
-            part.most_examples = max(
-                part.most_examples, part.training.num_examples(index, max(0.0, time.time() - part.since))
-            )
+            examples = part.training.num_examples(index, max(0.0, time.time() - part.since))
+            part.most_examples = max(part.most_examples, examples)
         except OffbeatError as error:
             if part.most_examples == 0:
                 raise
@@ -249,25 +233,12 @@ class Site:
 
 def _train(part: Participation, order: JobMessage, previous: StoredResult | None) -> Result | Failure:
     """Train a job; an error becomes a Failure."""
-    memory = previous.memory if previous else {}
     try:
-        job = Job(
-            ticket=order.ticket,
-            client=order.client,
-            index=order.index,
-            base=order.base,
-            base_version=order.base_version,
-            work=order.work,
-            num_examples=order.num_examples,
-            memory=memory,
-            seed=order.seed,
-        )
-        return part.training.trainer(order.client)(job)
+        return part.training.trainer(order.client)(order.to_job(previous.memory if previous else {}))
     except Exception as error:  # includes MemoryError: the next job may be smaller
         log.error("ticket %d: %s", order.ticket, describe_error(error))
-        return Failure(
-            order.ticket, _public_message(error) if isinstance(error, OffbeatError) else describe_error(error)
-        )
+        why = _public_message(error) if isinstance(error, OffbeatError) else describe_error(error)
+        return Failure(order.ticket, why)
 
 
 def _public_message(error: OffbeatError) -> str:

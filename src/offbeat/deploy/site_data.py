@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -45,6 +45,8 @@ from offbeat.training import (
     make_probe,
     validate_examples,
 )
+
+T = TypeVar("T")
 
 
 class LocalTraining(Protocol):
@@ -217,7 +219,7 @@ class LoadedSiteFile:
             raise DataError(f"{self._path}: num_examples() returned {count!r}, expected a whole number of at least 1")
         return count
 
-    def _validate_pair(self, pair: Any, what: str) -> Pair:
+    def _validate_pair(self, pair: object, what: str) -> Pair:
         """Return inputs and labels as tensors that training accepts."""
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             raise DataError(f"{self._path}: {what} is of type {type(pair).__name__}, expected (inputs, labels)")
@@ -228,7 +230,7 @@ class LoadedSiteFile:
                 )
         return validate_examples(pair[0], pair[1], where=f"{self._path}: {what}: ")
 
-    def _call_site_code(self, call: Callable[[], Any]) -> Any:
+    def _call_site_code(self, call: Callable[[], T]) -> T:
         """Call a function of the file; an error in it becomes a SiteCodeError."""
         try:
             return call()
@@ -322,13 +324,8 @@ class SiteFileTraining:
             )
         x, y = self._pair
         like = y[:1] if classes is None else torch.full_like(y[:1], classes - 1)
-        return make_probe(
-            sketcher,
-            self._module,
-            ClientData.separate({TRIAL_CLIENT: (x[:1], like)}),
-            self._task,
-            self._experiment.seed_of("batches"),
-        )
+        data = ClientData.separate({TRIAL_CLIENT: (x[:1], like)})
+        return make_probe(sketcher, self._module, data, self._task, self._experiment.seed_of("batches"))
 
 
 def _count_outputs(module: nn.Module, pair: Pair, task: Task) -> int | None:

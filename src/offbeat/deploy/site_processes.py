@@ -26,9 +26,8 @@ TRAINER, NODE, EXEC = "trainer", "supernode", "superexec"
 REFUSED, UNABLE = 3, 2
 RESTART_SECONDS = (1.0, 30.0)  # pause before a restart: first and longest
 STEADY_SECONDS = 120.0  # a process that ran longer starts a new count of failures
-DUPLICATE_SITE_DEATHS = (
-    8  # failures of the node in a row: more than two minutes, longer than a server keeps a lost connection
-)
+# failures of the node in a row: more than two minutes, longer than a server keeps a lost connection
+DUPLICATE_SITE_DEATHS = 8
 MAX_TRAINER_DEATHS = 5  # failures of the trainer in a row
 FAREWELL_SECONDS = 6.0  # for the node to send the last answer
 
@@ -79,12 +78,10 @@ class SiteProcesses:
         query_server(member.server, "/offbeat/hello", member.keys, member.name)
 
     def start(self) -> None:
-        """Start the trainer and the node."""
         self._start_trainer()
         self._start_node()
 
     def _start_trainer(self) -> None:
-        """Start the resident trainer."""
         member = self.options
         command = [sys.executable, "-m", "offbeat.deploy.site_trainer", "--home", str(self.home), "--name", member.name]
         command += ["--socket", str(self.socket), "--parent", str(os.getpid())]
@@ -113,9 +110,8 @@ class SiteProcesses:
         """Start the superexec, which starts a client app for each message; Flower does not restart it."""
         self.children.stop(EXEC)
         command = ["--insecure", "--runtime-api-address", f"127.0.0.1:{self.port}"]
-        self.children.start_flower(
-            "flower-superexec", *command, "--superexec-auth-secret-file", str(self.secret), name=EXEC
-        )
+        command += ["--superexec-auth-secret-file", str(self.secret)]
+        self.children.start_flower("flower-superexec", *command, name=EXEC)
 
     def watch(self) -> str | None:
         """Restart dead processes; return the reason of a farewell, or None. Raise RunError if the server refuses."""
@@ -178,7 +174,6 @@ class SiteProcesses:
             time.sleep(0.2)
 
     def close(self) -> None:
-        """End all processes and release the lock."""
         self.children.stop(NODE)  # first, because it announces its departure
         self.children.close()
         os.close(self._lock)
@@ -196,5 +191,4 @@ def _lock_home(home: Path) -> int:
 
 
 def _describe_exit(status: int) -> str:
-    """Describe the exit status of a process."""
     return f"signal {-status}" if status < 0 else f"status {status}"

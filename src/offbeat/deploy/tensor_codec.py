@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from math import isfinite, prod
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from safetensors.torch import save
@@ -122,7 +122,7 @@ def _to_tensor(piece: memoryview, shape: list[int], dtype: torch.dtype) -> Tenso
     return torch.frombuffer(bytearray(piece), dtype=torch.uint8).view(dtype).reshape(shape)
 
 
-def _check_entry(name: str, claimed: Any) -> tuple[str, int, int, list[int], torch.dtype]:
+def _check_entry(name: str, claimed: object) -> tuple[str, int, int, list[int], torch.dtype]:
     """Return name, start, end, shape and dtype of a tensor in the header."""
     shown = f"tensor {to_single_line(name, 60)!r}"
     if not isinstance(claimed, dict) or claimed.keys() != {"dtype", "shape", "data_offsets"}:
@@ -131,15 +131,14 @@ def _check_entry(name: str, claimed: Any) -> tuple[str, int, int, list[int], tor
     shape, offsets = claimed["shape"], claimed["data_offsets"]
     if dtype is None:
         raise WireError(f"{shown} is {to_single_line(claimed['dtype'], 30)!r}; supported: {', '.join(DTYPES)}")
-    if not (
-        _are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2 and len(shape) <= 8 and offsets[0] <= offsets[1]
-    ):
+    fits = _are_sizes(shape) and _are_sizes(offsets) and len(offsets) == 2 and len(shape) <= 8
+    if not fits or offsets[0] > offsets[1]:
         raise WireError(f"{shown} has an invalid shape or position")
     if prod(shape) * dtype.itemsize != offsets[1] - offsets[0]:
         raise WireError(f"{shown} claims {prod(shape) * dtype.itemsize} bytes and has {offsets[1] - offsets[0]}")
     return name, offsets[0], offsets[1], shape, dtype
 
 
-def _are_sizes(sizes: Any) -> bool:
+def _are_sizes(sizes: object) -> TypeGuard[list[int]]:
     """Return whether this is a list of sizes."""
     return isinstance(sizes, list) and all(type(n) is int and 0 <= n < 1 << 63 for n in sizes)

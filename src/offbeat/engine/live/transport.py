@@ -94,6 +94,11 @@ class JobMessage:
         numbers = (job.ticket, job.client, job.index, job.base_version)
         return cls(*numbers, job.base, job.work, job.num_examples, job.seed, accepted)
 
+    def to_job(self, memory: Mapping[str, Tensor]) -> Job:
+        """Return the job that the site computes with its rule memory."""
+        numbers = (self.ticket, self.client, self.index)
+        return Job(*numbers, self.base, self.base_version, self.work, self.num_examples, memory, self.seed)
+
 
 @dataclass(frozen=True, slots=True)
 class Question:
