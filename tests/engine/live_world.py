@@ -1,11 +1,12 @@
 """Sites within one process, in a time of their own: a live engine whose every second is written in a script.
 
-Waiting is what makes this time pass. Sites keep what real ones keep: an outbox with their last answer, and the memory
-of the last answer that was accepted.
+Waiting makes this time pass. Sites store what real ones store: their last answer, and the memory of the last answer
+that was accepted.
 """
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from heapq import heappop, heappush
@@ -13,18 +14,23 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from offbeat.core.jobs import Job, Result
-from offbeat.core.protocol import Strategy, World
+from offbeat.core.protocol import Strategy
+from offbeat.core.strategies import FedAsync
 from offbeat.engine.checkpoint import Checkpoints
+from offbeat.engine.coordinator import Coordinator
 from offbeat.engine.live.journal import Journal
 from offbeat.engine.live.live_engine import LiveEngine
 from offbeat.engine.live.sites import SiteIds, Timeouts
+from offbeat.engine.live.trace_replay import replay_trace
 from offbeat.engine.live.transport import Farewell, Hello, JobAnswer, JobMessage, Question, Scores, SiteMessage
 from offbeat.engine.trace import Trace
-from offbeat.engine.until import Until
+from offbeat.engine.until import parse_until
 from offbeat.testing import TinyClients, tiny_world, with_probe
 
-SEED = 0
+TIMEOUTS = Timeouts(first_answer=50.0, round_trip_factor=10.0, minimum=5.0, disconnected=20.0, final_scores=5.0)
 
 
 class Killed(BaseException):
@@ -41,7 +47,7 @@ class Site:
     num_examples: int = 10
     grows: int = 0  # examples more after each job
     tests: int = 0
-    outbox: Result | None = None
+    stored: Result | None = None
     memory: dict[str, Any] = field(default_factory=dict)
     trained: int = 0
     farewell: Farewell | None = None
@@ -50,34 +56,23 @@ class Site:
         return Hello(address, self.name, f"token of {self.name}", self.num_examples, "layout", "code")
 
     def work(self, order: JobMessage) -> Result:
-        if self.outbox is not None and self.outbox.ticket == order.ticket:
-            return self.outbox
-        if self.outbox is not None and order.accepted == self.outbox.ticket:
-            self.memory = dict(self.outbox.memory)
-        job = Job(
-            order.ticket,
-            order.client,
-            order.index,
-            order.base,
-            order.base_version,
-            order.work,
-            order.num_examples,
-            self.memory,
-            order.seed,
-        )
+        if self.stored is not None and self.stored.ticket == order.ticket:
+            return self.stored
+        if self.stored is not None and order.accepted == self.stored.ticket:
+            self.memory = dict(self.stored.memory)
         self.trained += 1
-        self.outbox = self.train(job)
+        self.stored = self.train(order.to_job(self.memory))
         self.num_examples += self.grows
-        return self.outbox
+        return self.stored
 
 
 @dataclass
 class Sites:
-    """A transport to them. `arriving` is what is under way: (when, order, what)."""
+    """A transport to sites, which are known by address."""
 
-    sites: dict[int, Site]  # by address
+    sites: dict[int, Site]
     time: float = 0.0
-    arriving: list[tuple[float, int, SiteMessage]] = field(default_factory=list)
+    arriving: list[tuple[float, int, SiteMessage]] = field(default_factory=list)  # (when, order, message)
     order: Any = field(default_factory=count)
     sent: list[tuple[int, object]] = field(default_factory=list)
     kill_at: float | None = None
@@ -89,8 +84,29 @@ class Sites:
         for address in addresses or self.sites:
             self.put(at, self.sites[address].hello(address))
 
-    def put(self, at: float, heard: SiteMessage) -> None:
-        heappush(self.arriving, (at, next(self.order), heard))
+    def put(self, at: float, message: SiteMessage) -> None:
+        heappush(self.arriving, (at, next(self.order), message))
+
+    def change_messages(self, change: Callable[[float, Any], SiteMessage | None]) -> None:
+        """Change what sites send from now on; None is lost."""
+
+        def put(at: float, message: SiteMessage, put: Any = self.put) -> None:
+            if (changed := change(at, message)) is not None:
+                put(at, changed)
+
+        self.put = put  # type: ignore[method-assign]
+
+    def change_answers(self, change: Callable[[float, JobAnswer], SiteMessage | None]) -> None:
+        """Change the answers to jobs that sites send from now on; None is lost."""
+        self.change_messages(lambda at, m: change(at, m) if isinstance(m, JobAnswer) else m)
+
+    def refusals(self) -> dict[int, list[str]]:
+        """Return the reasons for which each address was sent away."""
+        reasons: dict[int, list[str]] = {}
+        for address, order in self.sent:
+            if isinstance(order, Farewell) and order.refused:
+                reasons.setdefault(address, []).append(order.reason)
+        return reasons
 
     def send(self, address: int, order: object) -> int:
         self.sent.append((address, order))
@@ -113,47 +129,73 @@ class Sites:
         if self.kill_at is not None and due >= self.kill_at:
             raise Killed
         self.time = due
-        heard = []
+        messages = []
         while self.arriving and self.arriving[0][0] <= self.time:
-            heard.append(heappop(self.arriving)[2])
-        return heard
+            messages.append(heappop(self.arriving)[2])
+        return messages
 
     def close(self) -> None:
         pass
 
 
-def nobody_yet(strategy: Strategy, buffers: bool = False) -> World:
-    """A live world: whoever joins is new."""
-    return with_probe(replace(tiny_world(0, seed=SEED, buffers=buffers), clients={}), strategy)
+class Federation:
+    """A world without clients, sites at 100, 101, ... that take these seconds for a job, and engines that serve them.
+
+    Site n has 10 (n + 1) examples. All sites join at 0 s.
+    """
+
+    def __init__(self, *seconds: float, strategy: Strategy | None = None, buffers: bool = False, **more: Any) -> None:
+        self.strategy = strategy or FedAsync()
+        self.world = with_probe(replace(tiny_world(0, seed=0, buffers=buffers), clients={}), self.strategy)
+        self.train = TinyClients(self.world.layout, probe=self.world.probe)
+        numbered = enumerate(seconds)
+        self.sites = Sites(
+            {100 + n: Site(f"site-{n}", s, self.train, num_examples=10 * (n + 1), **more) for n, s in numbered}
+        )
+        self.sites.come()
+
+    def engine(self, until: str, **more: Any) -> LiveEngine:
+        """Return an engine that stores nothing and starts when all sites joined."""
+        settings = {"min_sites": len(self.sites.sites), "clock": self.sites.clock, **more}
+        limits = parse_until(until)
+        return LiveEngine(self.strategy, self.world, self.sites, until=limits, layout="layout", **settings)
+
+    def stored(self, folder: Path, until: str, **more: Any) -> LiveEngine:
+        """Return an engine that continues the run in this folder."""
+        parts = {
+            "trace": Trace(folder / "run.sqlite"),
+            "journal": Journal(folder / "record"),
+            "checkpoints": Checkpoints(folder / "checkpoint"),
+            "site_ids": SiteIds.load(folder / "sites.json"),
+        }
+        engine = self.engine(until, **parts, **more)
+        engine.restore()
+        return engine
+
+    def run_until_killed(self, engine: LiveEngine, at: float | None = None) -> None:
+        """Run until the server is killed; what was not written and what was under way is lost."""
+        self.sites.kill_at = at
+        with pytest.raises(Killed):
+            engine.run()
+        engine.trace.db.close()
+        self.sites.arriving.clear()
+        self.sites.kill_at = None
+
+    def replay(self, engine: LiveEngine, until: str) -> Coordinator:
+        """Compute the run of an engine again from its trace."""
+        train = TinyClients(self.world.layout, probe=self.world.probe)
+        return replay_trace(engine.trace.db, self.strategy, self.world, train, parse_until(until))
 
 
-def sites_of(world: World, *seconds: float, **more: Any) -> Sites:
-    train = TinyClients(world.layout, probe=world.probe)
-    made = {100 + n: Site(f"site-{n}", s, train, num_examples=10 * (n + 1), **more) for n, s in enumerate(seconds)}
-    sites = Sites(made)
-    sites.come()
-    return sites
+def rows(engine: LiveEngine, query: str) -> list[Any]:
+    return list(engine.trace.rows(query))
 
 
-def live(strategy: Strategy, world: World, sites: Sites, until: str = "40updates", **more: Any) -> LiveEngine:
-    from offbeat.engine.until import parse_until
-
-    more.setdefault("min_sites", len(sites.sites))
-    limit = until if isinstance(until, Until) else parse_until(until)
-    return LiveEngine(strategy, world, sites, until=limit, layout="layout", clock=sites.clock, **more)
+def times(engine: LiveEngine, kind: str, client: int | None = None) -> list[Any]:
+    """Return (time, client) of each row of this kind, or the times of one client."""
+    found = rows(engine, f"SELECT now, client FROM trace WHERE kind = '{kind}' ORDER BY seq")
+    return found if client is None else [now for now, who in found if who == client]
 
 
-def stored(strategy: Strategy, world: World, sites: Sites, folder: Path, **more: Any) -> LiveEngine:
-    """The same, in a folder, as far as it has come."""
-    made = {
-        "trace": Trace(folder / "run.sqlite"),
-        "journal": Journal(folder / "record", full=more.pop("full", False)),
-        "checkpoints": Checkpoints(folder / "checkpoint"),
-        "site_ids": SiteIds.load(folder / "sites.json"),
-    }
-    engine = live(strategy, world, sites, **made, **more)
-    engine.restore()
-    return engine
-
-
-TIMEOUTS = Timeouts(first_answer=50.0, round_trip_factor=10.0, minimum=5.0, disconnected=20.0, final_scores=5.0)
+def no_space(*_: object) -> None:
+    raise OSError(errno.ENOSPC, "No space left on device")

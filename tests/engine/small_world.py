@@ -24,7 +24,7 @@ from offbeat.core.protocol import (
     World,
 )
 from offbeat.engine.client_store import ClientMemory
-from offbeat.engine.until import Until
+from offbeat.engine.until import Until, parse_until
 from offbeat.engine.virtual.virtual_engine import VirtualEngine
 from offbeat.engine.worker import Worker
 from offbeat.scenario.faults import result_modifier
@@ -97,11 +97,25 @@ class Eager:
         return []
 
 
+def when(kind: type, answer: Callable[[Any, Any], list[Action]]) -> Eager:
+    """Return a strategy that answers events of this kind otherwise."""
+    return Eager(answer=lambda state, event: answer(state, event) if isinstance(event, kind) else None)
+
+
+def first_weight(model: torch.Tensor) -> dict[str, float]:
+    """Evaluate a model by its first entry."""
+    return {"acc": float(model[0])}
+
+
+def send_nan(job: Job) -> Result:
+    return Result(job.ticket, torch.full_like(job.base, float("nan")), 10, 1)
+
+
 def make_engine(
     strategy: Any,
-    surroundings: Surroundings | SimulatedWorld,
+    surroundings: Surroundings | SimulatedWorld | dict[int, float],
     *,
-    until: Until,
+    until: Until | str,
     train: Any = add_one,
     layout: Layout = LAYOUT,
     world: World | None = None,
@@ -109,6 +123,7 @@ def make_engine(
     memory: ClientMemory | None = None,
     **settings: Any,
 ) -> VirtualEngine:
+    surroundings = Surroundings(surroundings) if isinstance(surroundings, dict) else surroundings
     clients = dict.fromkeys(
         surroundings.counts if isinstance(surroundings, SimulatedWorld) else surroundings.durations, 10
     )
@@ -118,4 +133,5 @@ def make_engine(
     worker = worker or Inline(train)
     if spoil := result_modifier(getattr(surroundings, "faults", ()), layout):
         worker = FaultyWorker(worker, spoil)
-    return VirtualEngine(strategy, world, surroundings, worker, until=until, **settings)
+    limits = parse_until(until) if isinstance(until, str) else until
+    return VirtualEngine(strategy, world, surroundings, worker, until=limits, **settings)
