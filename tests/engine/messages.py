@@ -43,3 +43,7 @@ COMMIT_NOT_FINITE = "not finite: a Commit after version {}, which is kept; ticke
 DISPATCH_NOT_FINITE = (
     "not finite: a Dispatch to client 0, ticket 3, after version 0, which is kept; tickets since: 0, 1, 2"
 )
+NOT_FINITE = "numbers that are not finite"
+TOO_LARGE = "too large to compute with: a norm over 7e+12"
+NOT_DENSE = "not a dense vector"
+INVALID_MEMORY = "memory that holds no finite vectors"

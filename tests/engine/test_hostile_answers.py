@@ -1,4 +1,4 @@
-"""Nothing raises at the gate, whatever was sent, and what it admits is plain."""
+"""Nothing raises at the gate, whatever a client sends, and admitted tensors are plain."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from small_world import LAYOUT, Eager, Surroundings, make_engine
-from test_gate import GOOD, Sketching, open_tickets, verdict
+from small_world import LAYOUT, Eager, make_engine
+from test_gate import GOOD, Sketching, inspect, open_tickets, verdict
 from torch import nn
 from torch._subclasses import FakeTensorMode
 
@@ -21,7 +21,6 @@ from offbeat.core.jobs import Failure, Result
 from offbeat.core.vector import largest_norm
 from offbeat.engine.checkpoint import Checkpoints
 from offbeat.engine.gate import Gate
-from offbeat.engine.until import Until
 from offbeat.scenario.faults import Scaled, result_modifier
 from offbeat.workers.inline import Inline
 from offbeat.workers.wrappers import FaultyWorker
@@ -131,93 +130,76 @@ def test_a_strange_vector_is_refused_wherever_it_stands(what):
     assert isinstance(verdict(strange), str)
     assert isinstance(verdict(GOOD, extras={"sketch": strange}, rule=Sketching()), str)
     answer = Result(0, GOOD, 1, 1, {"sketch": torch.zeros(3)}, {"h": strange})
-    assert isinstance(Gate(LAYOUT, torch.float32).inspect([answer], open_tickets(Sketching()))[0], str)
+    assert isinstance(inspect(answer, rule=Sketching())[0], str)
 
 
 @pytest.mark.parametrize("what", SOUND)
-def test_a_sound_vector_is_admitted_as_a_plain_one(what, tmp_path):
-    given = SOUND[what]
-    answer = Result(0, given, 1, 1, {"sketch": torch.cat([given, given])[:3]}, {"h": given})
-    (admitted,) = Gate(LAYOUT, torch.float32).inspect([answer], open_tickets(Sketching()))
+def test_a_valid_vector_is_admitted_as_a_plain_one(what, tmp_path):
+    sent = SOUND[what]
+    answer = Result(0, sent, 1, 1, {"sketch": torch.cat([sent, sent])[:3]}, {"h": sent})
+    (admitted,) = inspect(answer, rule=Sketching())
     assert isinstance(admitted, Result)
     vectors = (admitted.local, admitted.extras["sketch"], admitted.memory["h"])
     for vector in vectors:
         assert type(vector) is torch.Tensor
         assert vector.is_contiguous()
         assert not any((vector.requires_grad, vector.is_inference(), vector.is_neg()))
-    assert admitted.local.tolist() == given.detach().resolve_neg().tolist()
+    assert admitted.local.tolist() == sent.detach().resolve_neg().tolist()
     Checkpoints(tmp_path).save(lambda put: [put(vector) for vector in vectors])
 
 
-@pytest.mark.parametrize(
-    "answer", [None, 3, "text", object(), Subclass(0, GOOD, 1, 1), Result], ids=lambda answer: type(answer).__name__
-)
-def test_what_is_no_answer_is_refused(answer):
-    assert Gate(LAYOUT, torch.float32).inspect([answer], open_tickets()) == ["not an answer"]
+@pytest.mark.parametrize("answer", [None, 3, "text", object(), Subclass(0, GOOD, 1, 1), Result], ids=type)
+def test_other_objects_are_refused(answer):
+    assert inspect(answer) == ["not an answer"]
 
 
 @pytest.mark.parametrize("ticket", [[0], {}, None, "0", 0.0, False, torch.tensor(0), set()], ids=repr)
 def test_a_ticket_is_a_whole_number(ticket):
-    gate, jobs = Gate(LAYOUT, torch.float32), open_tickets()
-    assert gate.inspect([Result(ticket, GOOD, 1, 1), Failure(ticket, "x")], jobs) == [
-        "unknown ticket",
-        "unknown ticket",
-    ]
+    assert inspect(Result(ticket, GOOD, 1, 1), Failure(ticket, "x")) == ["unknown ticket", "unknown ticket"]
 
 
-def test_extras_are_read_once_and_what_was_checked_is_what_is_used():
+def test_extras_are_read_once_and_the_checked_ones_are_used():
     sketch = torch.ones(3)
     admitted = verdict(GOOD, extras=TwoFaced(sketch, torch.full((3,), float("nan"))), rule=Sketching())
     assert type(admitted.extras) is dict
     assert admitted.extras["sketch"] is sketch
-    memory = TwoFaced(GOOD, "text")
-    (admitted,) = Gate(LAYOUT, torch.float32).inspect(
-        [Result(0, GOOD, 1, 1, {"sketch": sketch}, memory)], open_tickets(Sketching())
-    )
+    (admitted,) = inspect(Result(0, GOOD, 1, 1, {"sketch": sketch}, TwoFaced(GOOD, "text")), rule=Sketching())
     assert type(admitted.memory) is dict
     assert admitted.memory["h"] is GOOD
 
 
-def test_memory_nobody_asked_for_is_dropped():
-    given = {"h": GOOD, "more": torch.full((10**6,), float("nan")), 3: "text"}
-    (admitted,) = Gate(LAYOUT, torch.float32).inspect(
-        [Result(0, GOOD, 1, 1, {"sketch": torch.ones(3)}, given)], open_tickets(Sketching())
-    )
+def test_undeclared_memory_is_dropped():
+    memory = {"h": GOOD, "more": torch.full((10**6,), float("nan")), 3: "text"}
+    (admitted,) = inspect(Result(0, GOOD, 1, 1, {"sketch": torch.ones(3)}, memory), rule=Sketching())
     assert admitted.memory == {"h": GOOD}
-    (admitted,) = Gate(LAYOUT, torch.float32).inspect([Result(0, GOOD, 1, 1, memory=given)], open_tickets())
+    (admitted,) = inspect(Result(0, GOOD, 1, 1, memory=memory))
     assert admitted.memory == {}
 
 
-def test_a_mapping_that_raises_is_refused_but_the_machines_trouble_is_not_the_clients():
+def test_a_mapping_that_raises_is_refused_but_a_problem_of_the_machine_is_raised():
     assert verdict(GOOD, extras=Raising(ValueError()), rule=Sketching()) == "unreadable: ValueError"
-    assert verdict(GOOD, extras=Raising(ValueError())).extras == {}  # nobody asked, so nobody looks
+    assert verdict(GOOD, extras=Raising(ValueError())).extras == {}  # undeclared extras are not read
     for error in (MemoryError(), torch.OutOfMemoryError(), KeyboardInterrupt()):
         with pytest.raises(type(error)):
             verdict(GOOD, extras=Raising(error), rule=Sketching())
 
 
-def test_what_a_client_says_is_stored_as_one_line_of_plain_text():
-    said = {"a\ud800b": "a?b", "two\nlines\x1b[2J\x00": "two lines [2J ", "x" * 9999: "x" * 492, None: "None", 7: "7"}
-    for reason, stored in said.items():
-        assert Gate(LAYOUT, torch.float32).inspect([Failure(0, reason)], open_tickets()) == [f"failed: {stored}"]
+def test_the_reason_of_a_failure_is_stored_as_one_line_of_plain_text():
+    lines = {"a\ud800b": "a?b", "two\nlines\x1b[2J\x00": "two lines [2J ", "x" * 9999: "x" * 492, None: "None", 7: "7"}
+    for reason, stored in lines.items():
+        assert inspect(Failure(0, reason)) == [f"failed: {stored}"]
     assert to_single_line(Silent()) == "a Silent without a readable text"
     assert "num_examples ?" in verdict(GOOD, num_examples="\ud800")
 
 
-@pytest.mark.parametrize(
-    "error",
-    [Silent(), ValueError("\ud800"), OSError("one\ntwo"), RecursionError()],
-    ids=lambda error: type(error).__name__,
-)
-def test_whatever_a_training_raises_is_a_failure_that_can_be_stored(error, tmp_path):
+@pytest.mark.parametrize("error", [Silent(), ValueError("\ud800"), OSError("one\ntwo"), RecursionError()], ids=type)
+def test_every_error_of_a_training_is_a_failure_that_can_be_stored(error, tmp_path):
     def train(job):
         if job.index % 2:
             raise error
         return Result(job.ticket, GOOD, 10, 1)
 
-    engine = make_engine(
-        Eager(), Surroundings({0: 1.0}), until=Until(seconds=9.0), train=train, checkpoints=Checkpoints(tmp_path)
-    )
+    engine = make_engine(Eager(), {0: 1.0}, until="9s", train=train, checkpoints=Checkpoints(tmp_path))
     engine.run()
     engine.save()
     (details,) = engine.trace.rows("SELECT DISTINCT detail FROM trace WHERE kind = 'refuse'")
@@ -225,7 +207,7 @@ def test_whatever_a_training_raises_is_a_failure_that_can_be_stored(error, tmp_p
     assert details[0].isprintable()
 
 
-def test_a_run_outlives_clients_that_send_anything_and_can_be_saved(tmp_path):
+def test_a_run_with_clients_that_send_anything_continues_and_can_be_saved(tmp_path):
     answers = [*STRANGE.values(), *SOUND.values()]
 
     def train(job):
@@ -234,10 +216,8 @@ def test_a_run_outlives_clients_that_send_anything_and_can_be_saved(tmp_path):
 
     spoil = result_modifier((Scaled(share=1.0, factor=2.0),), LAYOUT)
     assert spoil is not None
-    engine = make_engine(
-        Eager(), Surroundings({0: 1.0, 1: 1.5, 2: 0.25}), until=Until(seconds=60.0), checkpoints=Checkpoints(tmp_path)
-    )
-    engine.worker = FaultyWorker(Inline(train), spoil)
+    worker, checkpoints = FaultyWorker(Inline(train), spoil), Checkpoints(tmp_path)
+    engine = make_engine(Eager(), {0: 1.0, 1: 1.5, 2: 0.25}, until="60s", worker=worker, checkpoints=checkpoints)
     outcome = engine.run()
     engine.save()
     assert outcome.updates > 0
@@ -274,14 +254,14 @@ ANSWERS = st.one_of(
 def test_nothing_raises_whatever_was_sent(answers, rule, max_norm):
     verdicts = Gate(LAYOUT, torch.float32, max_norm).inspect(answers, open_tickets(rule))
     assert len(verdicts) == len(answers)
-    for found in verdicts:
-        if isinstance(found, str):
-            assert found.isprintable()
-            found.encode()
+    for admitted in verdicts:
+        if isinstance(admitted, str):
+            assert admitted.isprintable()
+            admitted.encode()
             continue
-        assert type(found) is Result
-        for vector in (found.local, *found.extras.values(), *found.memory.values()):
+        assert type(admitted) is Result
+        for vector in (admitted.local, *admitted.extras.values(), *admitted.memory.values()):
             assert type(vector) is torch.Tensor
             assert float(vector.double().norm()) <= 1.001 * largest_norm(torch.float32)
-        assert list(found.extras) == ([] if rule is None else ["sketch"])
-        assert set(found.memory) <= (set() if rule is None else {"h"})
+        assert list(admitted.extras) == ([] if rule is None else ["sketch"])
+        assert set(admitted.memory) <= (set() if rule is None else {"h"})

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from small_world import LAYERED, LAYOUT, Surroundings, make_engine
+from small_world import LAYERED, LAYOUT, Surroundings, first_weight, make_engine
 
 from offbeat.core import draws
 from offbeat.core.jobs import Result
@@ -38,7 +38,7 @@ from offbeat.core.strategies import (
     Mifa,
     OrthoFL,
     Safa,
-)
+)  # fmt: skip
 from offbeat.engine.checkpoint import Checkpoints
 from offbeat.engine.trace import Trace
 from offbeat.engine.until import Until
@@ -127,25 +127,10 @@ def engine_in(folder: Path, strategy, seconds=60.0, surroundings=None, memory=No
         return Result(job.ticket, job.base * 0.9 + noise, job.num_examples, 1, extras, memory)
 
     folder.mkdir(exist_ok=True)
-    trace, checkpoints = Trace(folder / "run.sqlite"), Checkpoints(folder / "checkpoint", external=memory)
-    settings = {
-        "layout": layout,
-        "train": training,
-        "trace": trace,
-        "checkpoints": checkpoints,
-        "checkpoint_every": 1e9,
-        "evaluate_every": 2.5,
-        "memory": memory,
-    }
-    surroundings = surroundings or world()
-    return make_engine(
-        strategy,
-        surroundings,
-        until=Until(seconds=seconds),
-        evaluate=lambda m: {"acc": float(m[0])},
-        **settings,
-        **more,
-    )
+    checkpoints = Checkpoints(folder / "checkpoint", external=memory)
+    files = {"trace": Trace(folder / "run.sqlite"), "checkpoints": checkpoints, "checkpoint_every": 1e9}
+    settings = {"until": Until(seconds=seconds), "layout": layout, "train": training, "memory": memory, **files, **more}
+    return make_engine(strategy, surroundings or world(), evaluate=first_weight, evaluate_every=2.5, **settings)
 
 
 def finish(engine):
@@ -182,21 +167,26 @@ def test_so_it_does_where_everything_goes_wrong(tmp_path, name):
     assert {"dispatch", "arrive", "lost", "duplicate", "back"} <= kinds
 
 
-def stop_again_and_again(make, tmp_path: Path, strategy) -> set[str]:
-    """The kinds of rows in the trace."""
-    whole = finish(make(tmp_path / "whole", strategy))
-    deaths, result = 0, None
-    while result is None:
-        engine = make(tmp_path / "stopped", strategy)
+def finish_with_deaths(make_engine, events):
+    """Run to the end although the process dies after every few events; return the result and the number of deaths."""
+    deaths = 0
+    while True:
+        engine = make_engine()
         engine.checkpoint_every = 0.0  # after every event
         engine.restore()
-        die_after(engine, events=5)
+        die_after(engine, events)
         try:
-            result = finish(engine)
+            return finish(engine), deaths
         except KeyboardInterrupt:
             deaths += 1
             engine.trace.flush()  # rows the checkpoint does not know of
             engine.trace.db.close()
+
+
+def stop_again_and_again(make, tmp_path: Path, strategy) -> set[str]:
+    """Compare a run that dies again and again with an uninterrupted one; return the kinds of rows in the trace."""
+    whole = finish(make(tmp_path / "whole", strategy))
+    result, deaths = finish_with_deaths(lambda: make(tmp_path / "stopped", strategy), events=5)
     assert deaths >= 10
     assert result == whole
     trace = Trace(tmp_path / "whole" / "run.sqlite")

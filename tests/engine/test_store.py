@@ -6,16 +6,17 @@ import errno
 import hashlib
 import os
 import re
+from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
 import messages
 import pytest
 import torch
-from test_resume import VARIANTS, die_after, engine_in, finish
+from test_resume import VARIANTS, die_after, engine_in, finish, finish_with_deaths
 
 from offbeat.core.errors import CheckpointError, ProtocolError
-from offbeat.core.snapshot import pack_state, unpack_state
+from offbeat.core.snapshot import TensorTable, pack_state, unpack_state
 from offbeat.engine import slot_files
 from offbeat.engine.checkpoint import Checkpoints
 from offbeat.engine.client_store import ClientMemory, ClientStore
@@ -179,10 +180,6 @@ def test_half_takes_half_and_comes_back_as_it_was_given():
 
 
 # ---------------------------------------------------------------- checkpoints
-
-
-class State:
-    """Stands for a strategy's state with one store."""
 
 
 def save(checkpoints: Checkpoints, store: ClientStore) -> None:
@@ -385,20 +382,16 @@ STORED = [name for name in VARIANTS if name.split()[0] in
 @pytest.mark.parametrize("name", STORED)
 def test_a_run_that_spills_is_the_run_that_does_not_wherever_it_is_stopped(tmp_path, name):
     whole = finish(engine_in(tmp_path / "whole", VARIANTS[name]))
-    deaths, result = 0, None
-    while result is None:
-        memory = ClientMemory(1, folder=tmp_path / "stopped" / "checkpoint")
-        engine = engine_in(tmp_path / "stopped", VARIANTS[name], memory=memory)
-        engine.checkpoint_every = 0.0
-        engine.restore()
-        die_after(engine, events=15)
-        try:
-            result = finish(engine)
-        except KeyboardInterrupt:
-            deaths += 1
-            engine.trace.flush()
-            engine.trace.db.close()
-        memory.close()
+    memories: list[ClientMemory] = []
+
+    def stored_engine():
+        for memory in memories:
+            memory.close()
+        memories.append(ClientMemory(1, folder=tmp_path / "stopped" / "checkpoint"))
+        return engine_in(tmp_path / "stopped", VARIANTS[name], memory=memories[-1])
+
+    result, deaths = finish_with_deaths(stored_engine, events=15)
+    memories[-1].close()
     assert deaths >= 3
     assert result == whole
 
@@ -427,21 +420,14 @@ def test_a_checkpoint_of_before_is_taken_into_a_store(tmp_path):
 
 
 def test_a_state_without_a_store_for_what_was_stored_in_one_is_told(tmp_path):
-    from dataclasses import dataclass
-
     @dataclass
     class Holding:
         store: dict[int, torch.Tensor]
 
     store = filled(ClientMemory(folder=tmp_path), 2)
-    table: list[torch.Tensor] = []
-
-    def put(tensor):
-        table.append(tensor)
-        return len(table) - 1
-
-    tree = pack_state(Holding(store), put)
+    table = TensorTable()
+    tree = pack_state(Holding(store), table.put)
     with pytest.raises(CheckpointError):
-        unpack_state(Holding({}), tree, table.__getitem__)
-    back = unpack_state(Holding(ClientMemory(folder=tmp_path).store("x")), tree, table.__getitem__)
+        unpack_state(Holding({}), tree, table.get)
+    back = unpack_state(Holding(ClientMemory(folder=tmp_path).store("x")), tree, table.get)
     assert [float(back.store[client][0]) for client in back.store] == [0, 1]
