@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import messages
 import pytest
 
 from offbeat.core.errors import ConfigError
@@ -162,7 +163,7 @@ def test_two_sites_do_not_share_a_home(tmp_path):
     member = SiteOptions("basel", "127.0.0.1:1", partition=0)
     first = SiteProcesses(member, tmp_path)
     try:
-        with pytest.raises(ConfigError, match=r"another site uses .*: stop it, or choose another"):
+        with pytest.raises(ConfigError, match=messages.HOME_IN_USE):
             SiteProcesses(member, tmp_path)
     finally:
         first.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import messages
 import pytest
 import torch
 from hypothesis import given
@@ -98,7 +99,7 @@ def test_half_precision_keeps_eleven_bits() -> None:
     """1 + 2^-10 is a float16; of 1 + 2^-12 only 1 is left."""
     given_, kept = torch.tensor([1 + 2**-10, 1 + 2**-12, -0.5]), torch.tensor([1 + 2**-10, 1.0, -0.5])
     assert torch.equal(unpacked("half", given_), kept)
-    with pytest.raises(DataError, match="over 65504"):
+    with pytest.raises(DataError, match=messages.TOO_LARGE_FOR_HALF):
         Half().pack(torch.tensor([70000.0]))
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import messages
 import pytest
 
 from in_process_transport import InProcessTransport
@@ -59,6 +60,6 @@ def greeting(setting: str, name: str) -> bytes:
 @pytest.mark.parametrize("setting", ["model", "data", "loss", "partition"])
 def test_a_site_runs_nothing_that_a_server_names(setting: str) -> None:
     Path("there.py").write_text("from pathlib import Path\nPath('run').touch()\ndef it(): ...\n")
-    with pytest.raises(OffbeatError, match=r"^it is user code, which is not executed here"):
+    with pytest.raises(OffbeatError, match=messages.USER_CODE):
         site().handle(greeting(setting, f"{Path.cwd()}/there.py:it"))
     assert not Path("run").exists()

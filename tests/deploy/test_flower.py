@@ -5,6 +5,7 @@ from __future__ import annotations
 from inspect import signature
 from itertools import count
 
+import messages
 import pytest
 import torch
 from torch import nn
@@ -149,7 +150,7 @@ def test_an_app_of_flowers_becomes_asynchronous_by_its_server_alone(strategy):
 
 @pytest.mark.parametrize("name", ["fedprox", "fedasync"])
 def test_clients_that_cannot_follow_a_rule_end_the_run_with_what_to_do(name: str):
-    with pytest.raises(ConfigError, match="the rule Proximal: make the client app with"):
+    with pytest.raises(ConfigError, match=messages.RULE_NOT_SUPPORTED):
         flower.serve(Grid(stock()), name, net, config={"lr": 0.5}, min_nodes=3)
 
 
@@ -172,7 +173,7 @@ def test_what_a_rule_keeps_is_the_nodes_own_once_its_update_was_accepted():
 
 
 def test_a_strategy_that_needs_shared_examples_says_what_to_do():
-    with pytest.raises(ConfigError, match="offbeat serve"):
+    with pytest.raises(ConfigError, match=messages.NEEDS_OFFBEAT_SERVE):
         flower.serve(Grid(stock()), "fedpsa", net, min_nodes=3)
 
 

@@ -11,6 +11,7 @@ import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import messages
 import pytest
 
 pytest.importorskip("cryptography")
@@ -127,7 +128,7 @@ def test_many_messages_pass_over_one_connection(open_door):
 )
 def test_nothing_else_of_flower_can_be_reached(open_door, path, caplog):
     assert post(open_door(), path)[0] == 403
-    assert "is not allowed here" in caplog.text
+    assert messages.NOT_ALLOWED in caplog.text
 
 
 def test_a_request_that_is_too_large_is_refused_before_it_is_read(open_door):
@@ -158,13 +159,13 @@ def test_with_keys_only_registered_ones_pass_and_those_taken_away_no_longer(open
     monkeypatch.setattr(doors.time, "monotonic", lambda start=doors.time.monotonic(): start + 60)
     assert post(address, "/v1/fleet/pull-messages", b"y", own, ca)[0] == 401
     assert "SHA256:" in caplog.text
-    assert "is not registered" in caplog.text
+    assert messages.KEY_NOT_REGISTERED in caplog.text
 
 
 def test_what_flower_refuses_is_logged_with_the_sites_name(open_door, folder, caplog):
     own = key_header(folder / "sites" / "hospital-a" / "site.pub")
     assert post(open_door(folder), "/v1/fleet/activate-node", b"no", own, folder / "ca.pem") == (412, b"no")
-    assert "hospital-a at 127.0.0.1: /v1/fleet/activate-node: 412 no" in caplog.text
+    assert messages.FLOWER_REFUSED in caplog.text
 
 
 def test_the_server_is_found_and_knows_the_site(open_door, folder):
@@ -192,14 +193,14 @@ def test_what_stands_in_the_way_is_said_in_one_line(open_door, folder, tmp_path,
     theirs.mkdir()
     key_generation.make_authority(theirs, 30)
     stranger = SiteKeys(key_generation.make_site(theirs, "stranger"))
-    assert "was not signed by the authority in" in refusal(secure, stranger, "stranger")
+    assert messages.OTHER_AUTHORITY in refusal(secure, stranger, "stranger")
     shutil.copy(folder / "ca.pem", stranger.ca)
-    assert "the key of stranger is not registered here" in refusal(secure, stranger, "stranger")
-    assert "the key of hospital-a is not registered here" in refusal(secure, stranger)  # another's name
-    assert "uses TLS: give the folder of this site's keys" in refusal(secure)
-    assert "does not speak TLS" in refusal(plain, own)
-    assert "no server listens at" in refusal(f"127.0.0.1:{free_port()}", own)
-    assert "is unknown: check --server" in refusal("no-such-host.invalid:1", own)
+    assert messages.STRANGER_NOT_REGISTERED in refusal(secure, stranger, "stranger")
+    assert messages.HOSPITAL_NOT_REGISTERED in refusal(secure, stranger)  # another's name
+    assert messages.USES_TLS in refusal(secure)
+    assert messages.SPEAKS_NO_TLS in refusal(plain, own)
+    assert messages.NO_SERVER_LISTENS in refusal(f"127.0.0.1:{free_port()}", own)
+    assert messages.HOST_UNKNOWN in refusal("no-such-host.invalid:1", own)
     for reason in ("UNKNOWN_CA", "the key of stranger is not registered", "does not speak TLS (plain HTTP"):
         assert reason in caplog.text
 
@@ -227,7 +228,7 @@ def test_something_else_that_listens_is_no_server_of_ours(open_door):
 
 @pytest.mark.parametrize("address", ["", "host", "host:", ":1", "host:0", "host:65536", "host:x"])
 def test_an_address_is_a_host_and_a_port(address):
-    with pytest.raises(ConfigError, match="is not HOST:PORT"):
+    with pytest.raises(ConfigError, match=messages.INVALID_ADDRESS):
         split_address(address)
 
 
@@ -244,9 +245,9 @@ def test_a_port_in_use_and_an_address_of_others_are_said():
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
-        with pytest.raises(ConfigError, match="is in use: choose another with --port"):
+        with pytest.raises(ConfigError, match=messages.PORT_IN_USE):
             check_port_is_free("127.0.0.1", taken.getsockname()[1])
-    with pytest.raises(ConfigError, match="this machine has no such address"):
+    with pytest.raises(ConfigError, match=messages.UNKNOWN_HOST_ADDRESS):
         check_port_is_free("192.0.2.1", 8443)  # of the block for documentation
 
 

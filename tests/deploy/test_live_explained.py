@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import messages
 import pytest
 from test_run_server import experiment_of, serve
 
@@ -23,7 +24,7 @@ def test_a_site_of_a_live_run_is_explained_by_its_name(tmp_path: Path):
     ] * 4  # 12 updates of 3 sites
     assert all(job.other_count == 2 for job in told.timeline.jobs if job.committed is not None)
     assert sum(explanation.time_shares(told).values()) == pytest.approx(1)
-    with pytest.raises(ValueError, match="site-0, site-1, site-2"):
+    with pytest.raises(ValueError, match=messages.KNOWN_SITES):
         explanation.read_explained_client(run, "site-7")
 
 

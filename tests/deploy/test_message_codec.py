@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 from math import inf, isnan, nan
 from typing import Any
 
+import messages
 import pytest
 import torch
 from hypothesis import given, settings
@@ -151,7 +152,7 @@ def test_a_rule_from_a_file_that_was_loaded_under_another_name_is_found_by_its_c
 
 
 def test_a_rule_whose_code_is_not_here_is_one_line() -> None:
-    with pytest.raises(WireError, match=r"unknown rule 'Proximl': did you mean 'Proximal'.*must exist at the site"):
+    with pytest.raises(WireError, match=messages.MISSPELT_RULE):
         rule_codec.from_fields({"name": "offbeat.core.parts.proximal:Proximl", "fields": {"mu": 0.1}})
 
 
@@ -161,13 +162,13 @@ def test_a_rule_whose_code_is_not_here_is_one_line() -> None:
     ids=repr,
 )
 def test_a_rule_with_fields_it_cannot_have_is_one_line(wrong: Any) -> None:
-    with pytest.raises(WireError, match="the rule Proximal"):
+    with pytest.raises(WireError, match=messages.RULE_CANNOT_BE_SENT):
         rule_codec.from_fields({"name": "offbeat.core.parts.proximal:Proximal", "fields": wrong})
 
 
 @pytest.mark.parametrize("name", ["os:system", "offbeat.core.protocol:LocalWork", "builtins:eval", ":", "", "Own.x"])
 def test_nothing_but_a_rule_is_made(name: str) -> None:
-    with pytest.raises(WireError, match="unknown rule"):
+    with pytest.raises(WireError, match=messages.UNKNOWN_RULE):
         rule_codec.from_fields({"name": name, "fields": {}})
 
 
@@ -175,7 +176,7 @@ def test_nothing_but_a_rule_is_made(name: str) -> None:
     "rule", [Odd(torch.ones(2)), Odd(nan), Odd((1,)), Own((1,), share=inf), NoDataclass()], ids=lambda r: str(r)[:30]
 )
 def test_a_rule_that_would_not_come_back_as_it_was_is_not_sent(rule: Any) -> None:
-    with pytest.raises(WireError, match="cannot be sent"):
+    with pytest.raises(WireError, match=messages.CANNOT_BE_SENT):
         work_with(rule)
 
 
@@ -215,7 +216,7 @@ def test_an_answer_is_no_order_and_an_order_no_answer() -> None:
 
 
 def test_a_message_of_another_run_is_refused() -> None:
-    with pytest.raises(WireError, match="for another run, 'run-2'"):
+    with pytest.raises(WireError, match=messages.OTHER_RUN):
         decode(encode(ANSWERS[0], "run-2"), 9, run="run-1")
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import messages
 import pytest
 import site_harness
 import torch
@@ -141,7 +142,7 @@ def test_an_outbox_of_another_run_is_not_mistaken(server: Server, tmp_path: Path
     site = site_harness.site(tmp_path)
     site.handle(site_harness.greeting(server.of))
     mine = site.handle(server.order(1))
-    with pytest.raises(OffbeatError, match="has no greeting for run 'other'"):
+    with pytest.raises(OffbeatError, match=messages.NO_GREETING):
         site.handle(message_codec.encode(site_harness.assignment(server.job(1)), "other"))
     site.handle(site_harness.greeting(replace(server.of, seed=6), run="other"))
     other = site.handle(message_codec.encode(site_harness.assignment(replace(server.job(1), seed=6)), "other"))
@@ -385,9 +386,9 @@ def test_data_that_grows_is_told_with_every_answer(tmp_path: Path) -> None:
 
 
 def test_a_partition_that_does_not_exist_is_one_line(server: Server, tmp_path: Path) -> None:
-    with pytest.raises(OffbeatError, match="partition 7: the experiment's data is divided among 3 clients, 0 to 2"):
+    with pytest.raises(OffbeatError, match=messages.NO_SUCH_PARTITION):
         site_harness.site(tmp_path, 7).handle(site_harness.greeting(server.of))
-    with pytest.raises(OffbeatError, match="the server's experiment"):
+    with pytest.raises(OffbeatError, match=messages.SERVER_EXPERIMENT):
         site_harness.site(tmp_path).handle(message_codec.encode(message_codec.Greeting(RUN, "clients: many", "x"), RUN))
 
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+import messages
 import pytest
 import torch
 
@@ -182,12 +183,12 @@ class Nowhere(LocalRule):
 @pytest.mark.parametrize("kind", [FedAsync, FedAvg])  # at once, and when a round begins
 def test_a_rule_that_cannot_travel_is_refused_before_anything_is_started(kind: type):
     strategy = kind(work=LocalWork(rule=Nowhere()), **({"rho": 0.0} if kind is FedAsync else {}))
-    with pytest.raises(ConfigError, match=r"the rule Nowhere cannot be sent: a rule must be a dataclass"):
+    with pytest.raises(ConfigError, match=messages.RULE_NO_DATACLASS):
         check_servable(experiment_of(strategy))
 
 
 def test_a_simulation_is_not_replayed(tmp_path: Path):
     run = create_run(tmp_path / "run", experiment_of(REGISTRY["fedasync"]()))
     execute_run(run)
-    with pytest.raises(ConfigError, match="is a simulation"):
+    with pytest.raises(ConfigError, match=messages.IS_SIMULATION):
         replay(run.folder)

@@ -10,6 +10,7 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
+import messages
 import pytest
 import site_harness
 import torch
@@ -160,7 +161,7 @@ def test_fedpsas_sketches_can_be_compared_between_sites_and_with_the_servers(tmp
     assert probe is not None
     assert made.world.probe is not None
     assert torch.equal(probe(made.world.model), made.world.probe(made.world.model))
-    with pytest.raises(OffbeatError, match="calibration = 'real' needs the examples of all clients"):
+    with pytest.raises(OffbeatError, match=messages.REAL_CALIBRATION):
         starting(tmp_path).load(replace(of, strategy=FedPSA(calibration="real")))
 
 
@@ -218,7 +219,7 @@ def test_what_is_wrong_with_a_file_is_one_line(text: str, words: str, tmp_path: 
 def test_what_is_no_python_file_is_one_line(name: str, tmp_path: Path) -> None:
     (tmp_path / "folder.py").mkdir()
     (tmp_path / "data.csv").write_text("1,2\n")
-    with pytest.raises(OffbeatError, match="is not a Python file: 'offbeat new site NAME' writes one"):
+    with pytest.raises(OffbeatError, match=messages.NO_PYTHON_FILE):
         check_site(SiteFile(tmp_path / name))
 
 
@@ -254,18 +255,18 @@ def test_a_certificate_says_until_when_it_holds(tmp_path: Path) -> None:
     path = certificate(tmp_path, NOW - timedelta(days=1), NOW + timedelta(days=100, hours=1))
     assert certificate_line(path, NOW) == f"certificate: {path} is valid until 2026-06-09, 100 days"
     assert certificate_line(path, NOW + timedelta(days=80)).endswith("20 days: renew it soon")
-    with pytest.raises(OffbeatError, match="expired on 2026-06-09: ask the operator of the server"):
+    with pytest.raises(OffbeatError, match=messages.EXPIRED):
         certificate_line(path, NOW + timedelta(days=101))
-    with pytest.raises(OffbeatError, match="is not valid before 2026-02-28 00:00 UTC: check the clock"):
+    with pytest.raises(OffbeatError, match=messages.NOT_VALID_YET):
         certificate_line(path, NOW - timedelta(days=2))
 
 
 def test_what_is_no_certificate_is_one_line(tmp_path: Path) -> None:
     pytest.importorskip("cryptography")
     (tmp_path / "ca.pem").write_text("-----BEGIN NOTHING-----")
-    with pytest.raises(OffbeatError, match="is not a PEM certificate"):
+    with pytest.raises(OffbeatError, match=messages.NO_PEM):
         certificate_line(tmp_path / "ca.pem")
-    with pytest.raises(OffbeatError, match=r"cannot read .*: No such file"):
+    with pytest.raises(OffbeatError, match=messages.CANNOT_READ):
         check_site(PartitionSource(0), certificates=[tmp_path / "none.pem"])
 
 

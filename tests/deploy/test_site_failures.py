@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import messages
 import pytest
 import site_harness
 
@@ -58,6 +59,6 @@ def test_a_run_that_cannot_go_on_closes_what_it_opened(tmp_path: Path) -> None:
         def close(self) -> None:
             closed.append(True)
 
-    with pytest.raises(Unfinished, match="damaged at byte 0"):
+    with pytest.raises(Unfinished, match=messages.JOURNAL_DAMAGED):
         run_server.serve_run(run, lambda *_: Line())  # type: ignore[arg-type, return-value]
     assert closed == [True]
