@@ -113,7 +113,9 @@ class VirtualEngine:
                 return None
             event = self._waiting or clock.next(horizon)
             if event is None:
-                self._run_out()
+                self._ended = NOTHING_LEFT if clock.only_evaluations_left else "seconds"
+                if isfinite(horizon):  # also if nothing is left: runs of the same length are compared over it
+                    clock.now = horizon
                 return None
             _, kind, client, ticket = event
             if kind == ARRIVE and ticket not in verdicts and ticket in open_jobs:
@@ -177,12 +179,6 @@ class VirtualEngine:
         for client in clients:
             self.availability.schedule_departure(client)
 
-    def _run_out(self) -> None:
-        """End the run because no event is left before the horizon."""
-        self._ended = NOTHING_LEFT if self.clock.only_evaluations_left else "seconds"
-        if isfinite(self._horizon):  # also if nothing is left: runs of the same length are compared over the same time
-            self.clock.now = self._horizon
-
     def _between_events(self) -> None:
         """Stop if the run was interrupted, otherwise write a checkpoint if one is due."""
         if self.interrupt:
@@ -204,8 +200,9 @@ class VirtualEngine:
             self._arrive(client, ticket)
         elif kind == LOST and ticket != NO_ID:
             self._expire(client, ticket)
-        elif kind == LOST:
-            self._depart(client)
+        elif kind == LOST:  # a client that was sent work since its departure was scheduled stays until that job ends
+            if self.availability.has_left(client):
+                self._carry_out(self.coordinator.left(self.clock.now, client))
         elif kind == READY:
             self._return(client, ticket)
         elif kind == TIMER:
@@ -241,11 +238,6 @@ class VirtualEngine:
                 self.clock.push(sent + timing.duplicate_after, ARRIVE, client, ticket)
             self._carry_out(run.expired(now, ticket, timing.crash_reason, sent), late_ticket=ticket)
         self.availability.schedule_departure(client)
-
-    def _depart(self, client: int) -> None:
-        """Handle a scheduled departure; a client that was sent work meanwhile stays until that job ends."""
-        if self.availability.has_left(client):
-            self._carry_out(self.coordinator.left(self.clock.now, client))
 
     def _return(self, client: int, late_ticket: int) -> None:
         """Handle a scheduled return; the client may bring the answer to an expired ticket."""
