@@ -1,4 +1,4 @@
-"""What a server keeps for its clients, in memory and beyond: shared, spilled, rounded, checkpointed by reference."""
+"""Per-client tensors of the server, in memory and in files: shared, spilled, rounded, checkpointed by reference."""
 
 from __future__ import annotations
 
@@ -29,11 +29,20 @@ def row(value: float) -> torch.Tensor:
     return torch.full((64,), float(value))
 
 
+def fill(store: ClientStore, clients: int, first: float = 0) -> None:
+    """Store the value `first` + n for client n."""
+    for client in range(clients):
+        store[client] = row(first + client)
+
+
 def filled(memory: ClientMemory, clients: int = 6) -> ClientStore:
     store = memory.store("x")
-    for client in range(clients):
-        store[client] = row(client)
+    fill(store, clients)
     return store
+
+
+def values(store: ClientStore) -> dict[int, float]:
+    return {client: float(store[client][0]) for client in store}
 
 
 def in_file(memory: ClientMemory) -> int:
@@ -44,7 +53,7 @@ def in_file(memory: ClientMemory) -> int:
 # ---------------------------------------------------------------- a mapping
 
 
-def test_it_is_a_dict_that_keeps_its_order(tmp_path):
+def test_a_store_is_a_dict_with_its_order(tmp_path):
     for memory in (ClientMemory(), ClientMemory(2 * ROW), ClientMemory(1, folder=tmp_path)):
         store, plain = filled(memory), {client: row(client) for client in range(6)}
         for each in (store, plain):
@@ -65,25 +74,25 @@ def test_it_is_a_dict_that_keeps_its_order(tmp_path):
         assert in_file(memory) == 0
 
 
-def test_no_more_is_in_memory_than_was_given_and_who_was_used_last_stays():
+def test_the_memory_limit_holds_and_recently_used_rows_stay():
     memory = ClientMemory(3 * ROW)
     store = filled(memory, 3)
     store[0]
     store[3] = row(3)
     assert memory.resident == 3 * ROW
     inside = {client for client, kept in store._rows.items() if kept.tensor is not None}
-    assert inside == {0, 2, 3}  # 1 had waited longest
+    assert inside == {0, 2, 3}  # 1 was used least recently
     assert store[1][0] == 1
 
 
-def test_stores_of_a_run_share_what_they_may_take():
+def test_stores_of_a_run_share_the_memory_limit():
     memory = ClientMemory(4 * ROW)
-    one, two = filled(memory), filled(memory)
+    first, second = filled(memory), filled(memory)
     assert memory.resident == 4 * ROW
-    assert [float(two[client][0]) for client in two] == [float(one[client][0]) for client in one] == list(range(6))
+    assert values(first) == values(second) == {client: client for client in range(6)}
 
 
-def test_asking_who_is_there_reads_nothing(monkeypatch):
+def test_membership_and_iteration_read_no_row(monkeypatch):
     store = filled(ClientMemory(ROW))
     monkeypatch.setattr(slot_files.SlotFile, "read", lambda *_: pytest.fail("it read"))
     assert 2 in store
@@ -95,30 +104,25 @@ def test_asking_who_is_there_reads_nothing(monkeypatch):
 # ---------------------------------------------------------------- immutable
 
 
-def test_what_was_read_stays_what_it_was_when_the_client_gets_another():
-    for most in (inf, ROW):
-        memory = ClientMemory(most)
-        store = filled(memory)
-        read = [store[client] for client in range(6)]
-        parts = [tensor[3:5] for tensor in read]
-        for _ in range(3):  # slots are used again
-            for client in range(6):
-                store[client] = row(100 + client)
-        assert [float(tensor[0]) for tensor in read] == list(range(6))
-        assert [float(part[0]) for part in parts] == list(range(6))
+@pytest.mark.parametrize("most", [inf, ROW])
+def test_a_tensor_that_was_read_stays_the_same_when_its_client_gets_another(most):
+    store = filled(ClientMemory(most))
+    read = [store[client] for client in range(6)]
+    parts = [tensor[3:5] for tensor in read]
+    for _ in range(3):  # slots are used again
+        fill(store, 6, first=100)
+    assert [float(tensor[0]) for tensor in read] == [float(part[0]) for part in parts] == list(range(6))
 
 
 def test_a_tensor_changed_in_place_is_noticed_when_it_is_spilled():
-    memory = ClientMemory(ROW)
-    store = memory.store("x")
-    mine = row(1)
-    store[0] = mine
-    mine.add_(1)
+    store, changed = ClientMemory(ROW).store("x"), row(1)
+    store[0] = changed
+    changed.add_(1)
     with pytest.raises(ProtocolError, match=messages.CHANGED_IN_PLACE):
         store[1] = row(2)
 
 
-def test_views_are_kept_without_what_they_are_a_part_of():
+def test_views_are_stored_without_the_rest_of_their_tensor():
     memory, whole = ClientMemory(), torch.arange(640.0).view(10, 64)
     store = memory.store("x")
     store[0], store[1] = whole[3], whole[:, 5]
@@ -148,8 +152,7 @@ def test_equal_tensors_are_kept_once(tmp_path):
 
 
 def test_equal_is_bit_for_bit():
-    memory = ClientMemory()
-    store = memory.store("x")
+    store = ClientMemory().store("x")
     store[0], store[1] = torch.zeros(64), -torch.zeros(64)
     store[2], store[3] = torch.zeros(64, dtype=torch.float64), torch.zeros(8, 8)
     assert len(list(store.rows())) == 4
@@ -157,15 +160,13 @@ def test_equal_is_bit_for_bit():
     assert not torch.signbit(store[0]).any()
     assert store[2].dtype == torch.float64
     assert store[3].shape == (8, 8)
-    nearly = row(1)
-    nearly[1] += 1  # not among the entries that are looked at first, of so many
-    large, other = torch.zeros(1000), torch.zeros(1000)
-    other[1] = 1
-    store[4], store[5] = large, other
+    nearly = torch.zeros(1000)
+    nearly[1] = 1  # not among the entries on which the hash of so many depends
+    store[4], store[5] = torch.zeros(1000), nearly
     assert store._rows[4] is not store._rows[5]
 
 
-def test_half_takes_half_and_comes_back_as_it_was_given():
+def test_half_precision_takes_half_and_returns_the_dtype_of_the_tensor():
     memory = ClientMemory(half_precision=True)
     store = memory.store("x")
     store[0], store[1] = row(1 / 3), torch.arange(64)
@@ -182,10 +183,6 @@ def test_half_takes_half_and_comes_back_as_it_was_given():
 # ---------------------------------------------------------------- checkpoints
 
 
-def save(checkpoints: Checkpoints, store: ClientStore) -> None:
-    checkpoints.save(store.save)
-
-
 def opened(folder: Path, most: float = inf) -> tuple[ClientMemory, Checkpoints, ClientStore]:
     memory = ClientMemory(most, folder=folder)
     checkpoints = Checkpoints(folder, external=memory)
@@ -198,8 +195,8 @@ def opened(folder: Path, most: float = inf) -> tuple[ClientMemory, Checkpoints, 
     return memory, checkpoints, checkpoints.load(read) if checkpoints.exist() else memory.store("x")
 
 
-def written(monkeypatch) -> list[int]:
-    """How many rows are written from here on."""
+def count_writes(monkeypatch) -> list[int]:
+    """Count the rows that are written from here on."""
     real, count = slot_files.SlotFile.write, [0]
 
     def counting(self, tensor):
@@ -210,23 +207,22 @@ def written(monkeypatch) -> list[int]:
     return count
 
 
-def test_only_what_changed_is_written(tmp_path, monkeypatch):
+def test_only_changed_rows_are_written(tmp_path, monkeypatch):
     memory, checkpoints, store = opened(tmp_path, 3 * ROW)
-    for client in range(10):
-        store[client] = row(client)
-    save(checkpoints, store)
-    count = written(monkeypatch)
-    save(checkpoints, store)
+    fill(store, 10)
+    checkpoints.save(store.save)
+    count = count_writes(monkeypatch)
+    checkpoints.save(store.save)
     assert count == [0]
     store[4], store[20] = row(44), store[3]
-    save(checkpoints, store)
+    checkpoints.save(store.save)
     assert count == [1]
     assert in_file(memory) == 11  # 4 as it was: the checkpoint before refers to it
     assert sum(path.stat().st_size for path in tmp_path.glob("*.safetensors")) < 20_000
 
 
 def test_both_checkpoints_can_be_read_after_every_change(tmp_path):
-    """The process dies after each single operation; slots are used again, the file does not grow for ever."""
+    """The process dies after each single operation; slots are used again, the file does not grow forever."""
     memory, checkpoints, store = opened(tmp_path, 2 * ROW)
     saved: list[dict[int, float]] = []
     for i in range(60):
@@ -234,14 +230,13 @@ def test_both_checkpoints_can_be_read_after_every_change(tmp_path):
         if i % 11 == 5:
             store.pop((i + 3) % 7, None)
         if i % 4 == 3:
-            save(checkpoints, store)
-            saved.append({client: float(store[client][0]) for client in store})
+            checkpoints.save(store.save)
+            saved.append(values(store))
         names = sorted(tmp_path.glob("*.json"))
         for name, expected in zip(reversed(names), reversed(saved), strict=False):
             for path in tmp_path.glob("*.json"):
                 path.rename(path.with_suffix(".json" if path == name else ".hidden"))
-            _, _, found = opened(tmp_path)
-            assert {client: float(found[client][0]) for client in found} == expected
+            assert values(opened(tmp_path)[2]) == expected
             for path in tmp_path.glob("*.hidden"):
                 path.rename(path.with_suffix(".json"))
     # 7 clients; 4 changed between two checkpoints, and the last two are kept: 7 + 2 x 4 rows, or a few more
@@ -250,54 +245,46 @@ def test_both_checkpoints_can_be_read_after_every_change(tmp_path):
 
 def test_killed_again_and_again_before_a_checkpoint_the_file_does_not_grow(tmp_path):
     _, checkpoints, store = opened(tmp_path, ROW)
-    for client in range(5):
-        store[client] = row(client)
-    save(checkpoints, store)
+    fill(store, 5)
+    checkpoints.save(store.save)
     sizes = set()
     for attempt in range(5):
         memory, _, store = opened(tmp_path, ROW)
-        for client in range(5):
-            store[client] = row(100 * attempt + client)
+        fill(store, 5, first=100 * attempt)
         sizes.add(memory._files[ROW].count)
     assert len(sizes) == 1
-    _, _, store = opened(tmp_path)
-    assert [float(store[client][0]) for client in store] == list(range(5))
+    assert values(opened(tmp_path)[2]) == {client: client for client in range(5)}
 
 
-def test_killed_before_an_old_checkpoint_was_removed_no_slot_is_given_away_twice(tmp_path, monkeypatch):
-    """Then three are there, and the older two refer to the same rows: both go with the next one that is written."""
+def test_killed_before_an_old_checkpoint_was_removed_no_slot_is_used_twice(tmp_path, monkeypatch):
+    """Then three exist, and the older two refer to the same rows: both are deleted with the next one."""
 
     def dies() -> None:
         raise KeyboardInterrupt
 
     _, checkpoints, store = opened(tmp_path, ROW)
-    for client in range(3):
-        store[client] = row(client)
-    save(checkpoints, store)
-    save(checkpoints, store)
-    for client in range(3):
-        store[client] = row(10 + client)
+    fill(store, 3)
+    checkpoints.save(store.save)
+    checkpoints.save(store.save)
+    fill(store, 3, first=10)
     monkeypatch.setattr(checkpoints, "_delete_old", dies)
     with pytest.raises(KeyboardInterrupt):
-        save(checkpoints, store)
+        checkpoints.save(store.save)
     assert len(list(tmp_path.glob("*.json"))) == 3
 
     memory, checkpoints, store = opened(tmp_path, ROW)
-    save(checkpoints, store)
+    checkpoints.save(store.save)
     (file,) = memory._files.values()
     assert sorted(file.free) == [0, 1, 2]
-    for client in range(10):
-        store[client] = row(20 + client)
-    save(checkpoints, store)
-    _, _, found = opened(tmp_path)
-    assert [float(found[client][0]) for client in found] == [20 + client for client in range(10)]
+    fill(store, 10, first=20)
+    checkpoints.save(store.save)
+    assert values(opened(tmp_path)[2]) == {client: 20 + client for client in range(10)}
 
 
-def test_sharing_survives(tmp_path):
+def test_a_checkpoint_restores_sharing(tmp_path):
     _, checkpoints, store = opened(tmp_path)
-    model = row(7)
-    store[0] = store[1] = model
-    save(checkpoints, store)
+    store[0] = store[1] = row(7)
+    checkpoints.save(store.save)
     memory, _, again = opened(tmp_path)
     assert again._rows[0] is again._rows[1]
     assert in_file(memory) == 1
@@ -306,37 +293,36 @@ def test_sharing_survives(tmp_path):
 def test_a_damaged_row_gives_way_to_the_checkpoint_before_it(tmp_path, caplog):
     _, checkpoints, store = opened(tmp_path)
     store[0], store[1] = row(0), row(1)
-    save(checkpoints, store)
+    checkpoints.save(store.save)
     store[1] = row(2)
-    save(checkpoints, store)
+    checkpoints.save(store.save)
     path = tmp_path / f"rows-{ROW}.slots"
     data = bytearray(path.read_bytes())
     data[2 * ROW + 100] ^= 1
     path.write_bytes(data)
-    _, _, found = opened(tmp_path)
-    assert [float(found[client][0]) for client in found] == [0, 1]
+    assert values(opened(tmp_path)[2]) == {0: 0, 1: 1}
     assert re.search(messages.DAMAGED_SLOT, caplog.text)
 
 
-def test_a_row_that_both_refer_to_is_one_line_and_so_is_a_file_that_is_gone(tmp_path):
+def test_damage_to_a_row_of_both_checkpoints_is_one_line_and_so_is_a_missing_file(tmp_path):
     _, checkpoints, store = opened(tmp_path)
     store[0] = row(0)
-    save(checkpoints, store)
-    save(checkpoints, store)
+    checkpoints.save(store.save)
+    checkpoints.save(store.save)
     path = tmp_path / f"rows-{ROW}.slots"
     path.write_bytes(path.read_bytes()[:100])
-    with pytest.raises(CheckpointError, match=r"no usable checkpoint .* slot 0 "):
+    with pytest.raises(CheckpointError, match=messages.DAMAGED_IN_BOTH):
         opened(tmp_path)
     path.unlink()
-    with pytest.raises(CheckpointError, match=r"no usable checkpoint .* has no slot 0"):
+    with pytest.raises(CheckpointError, match=messages.NO_SLOT):
         opened(tmp_path)
 
 
-def test_a_row_that_changed_on_disk_while_the_run_goes_on_is_noticed(tmp_path):
+def test_a_row_that_changed_on_disk_during_the_run_is_noticed(tmp_path):
     memory = ClientMemory(1, folder=tmp_path)
     store = filled(memory, 2)
     (tmp_path / f"rows-{ROW}.slots").write_bytes(b"\xff" * ROW)
-    with pytest.raises(CheckpointError, match="is damaged"):
+    with pytest.raises(CheckpointError, match=messages.DAMAGED.format("")):
         store[0]
 
 
@@ -346,14 +332,14 @@ def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
 
     store = filled(ClientMemory(ROW, folder=tmp_path), 1)
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(CheckpointError, match=r"cannot write .*rows-256.slots: No space left on device"):
+    with pytest.raises(CheckpointError, match=messages.SLOTS_DISK_FULL):
         store[1] = row(1)
 
 
-def test_a_row_of_a_checkpoint_that_could_not_be_used_takes_no_slot_away(tmp_path):
+def test_a_row_of_an_unusable_checkpoint_frees_no_slot_of_another_row(tmp_path):
     memory, checkpoints, store = opened(tmp_path)
     store[0] = row(0)
-    save(checkpoints, store)
+    checkpoints.save(store.save)
     held = store._rows[0]
     path, other = tmp_path / f"rows-{ROW}.slots", row(5)
     path.write_bytes(other.numpy().tobytes())
@@ -367,9 +353,9 @@ def test_a_row_of_a_checkpoint_that_could_not_be_used_takes_no_slot_away(tmp_pat
     assert memory._files[ROW].free == [0]
 
 
-def test_no_link_is_followed(tmp_path):
+def test_links_are_not_followed(tmp_path):
     (tmp_path / f"rows-{ROW}.slots").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(CheckpointError, match="cannot open"):
+    with pytest.raises(CheckpointError, match=messages.CANNOT_OPEN):
         filled(ClientMemory(1, folder=tmp_path))
 
 
@@ -380,7 +366,7 @@ STORED = [name for name in VARIANTS if name.split()[0] in
 
 
 @pytest.mark.parametrize("name", STORED)
-def test_a_run_that_spills_is_the_run_that_does_not_wherever_it_is_stopped(tmp_path, name):
+def test_a_run_with_spilled_rows_equals_one_without_wherever_it_is_stopped(tmp_path, name):
     whole = finish(engine_in(tmp_path / "whole", VARIANTS[name]))
     memories: list[ClientMemory] = []
 
@@ -396,8 +382,7 @@ def test_a_run_that_spills_is_the_run_that_does_not_wherever_it_is_stopped(tmp_p
     assert result == whole
 
 
-def test_a_checkpoint_of_before_is_taken_into_a_store(tmp_path):
-    """And one that is begun with a store goes on with another limit."""
+def test_a_checkpoint_without_a_store_is_read_into_one_and_the_limit_may_change(tmp_path):
     strategy = VARIANTS["ca2fl"]
     whole = finish(engine_in(tmp_path / "whole", strategy))
     for most in (None, ROW, inf, 1, None):
@@ -419,7 +404,7 @@ def test_a_checkpoint_of_before_is_taken_into_a_store(tmp_path):
     assert finish(engine) == whole
 
 
-def test_a_state_without_a_store_for_what_was_stored_in_one_is_told(tmp_path):
+def test_a_state_without_a_store_for_stored_rows_is_an_error(tmp_path):
     @dataclass
     class Holding:
         store: dict[int, torch.Tensor]
@@ -430,4 +415,4 @@ def test_a_state_without_a_store_for_what_was_stored_in_one_is_told(tmp_path):
     with pytest.raises(CheckpointError):
         unpack_state(Holding({}), tree, table.get)
     back = unpack_state(Holding(ClientMemory(folder=tmp_path).store("x")), tree, table.get)
-    assert [float(back.store[client][0]) for client in back.store] == [0, 1]
+    assert values(back.store) == {0: 0, 1: 1}

@@ -1,6 +1,4 @@
-"""Whoever reads the trace of a running run is at most two seconds behind it: host time, played here by a clock of
-our own.
-"""
+"""A reader of the trace of a running run is at most two seconds of host time behind it."""
 
 from __future__ import annotations
 
@@ -8,6 +6,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+import messages
 import pytest
 from small_world import Eager, Surroundings, add_one, make_engine
 
@@ -37,7 +36,7 @@ def trace(tmp_path: Path, clock: Clock) -> Trace:
 
 
 def seen(trace: Trace, table: str = "trace") -> int:
-    """Rows that somebody else can read."""
+    """Return the number of rows that another process can read."""
     assert trace.path is not None
     if not trace.path.is_file():
         return 0
@@ -45,7 +44,7 @@ def seen(trace: Trace, table: str = "trace") -> int:
         return db.execute(f"SELECT COUNT(*) FROM {table}").fetchone()[0]
 
 
-def test_rows_wait_while_the_last_are_young_and_are_written_when_they_are_not(trace, clock):
+def test_rows_are_written_when_the_last_write_is_too_old(trace, clock):
     for _ in range(4 * ROWS_BETWEEN_CLOCK_CHECKS):
         trace.add(1.0, "timer", 0)
     trace.flush_if_behind()
@@ -62,16 +61,16 @@ def test_rows_wait_while_the_last_are_young_and_are_written_when_they_are_not(tr
     assert seen(trace, "commits") == 1
 
 
-def test_a_run_in_which_nobody_answers_is_looked_at_by_its_rows(trace, clock):
-    """Tickets that expire, timers that fire: no result is waited for, so nobody calls keep_up."""
+def test_in_a_run_without_answers_the_rows_check_the_clock(trace, clock):
+    """Tickets expire and timers fire: the engine waits for no result, so it never calls flush_if_behind."""
     for _ in range(2 * ROWS_BETWEEN_CLOCK_CHECKS):
         clock.now += MAX_READER_LAG / ROWS_BETWEEN_CLOCK_CHECKS
         trace.add(clock.now, "lost", 0)
     assert seen(trace) >= ROWS_BETWEEN_CLOCK_CHECKS
 
 
-def test_before_a_wait_that_will_be_too_long_all_is_written(trace, clock):
-    """Jobs of 1.5 s: what is half a second old when the wait begins would be 2 s old before anybody looked again."""
+def test_all_rows_are_written_before_a_wait_that_will_be_too_long(trace, clock):
+    """Jobs of 1.5 s: rows that are half a second old when the wait begins would be 2 s old at the next check."""
     trace.flush_if_behind()
     clock.now = 1.5
     trace.add(1.0, "arrive", 0)
@@ -79,13 +78,13 @@ def test_before_a_wait_that_will_be_too_long_all_is_written(trace, clock):
     assert seen(trace) == 1
 
 
-def test_looking_costs_nothing_where_nothing_happened(trace, clock):
+def test_a_check_without_rows_creates_no_file(trace, clock):
     clock.now = 100.0
     trace.flush_if_behind()
     assert not trace.path.exists()
 
 
-def test_a_full_block_does_not_wait_for_the_disk_and_the_row_after_it_does_for_both(trace, monkeypatch):
+def test_a_full_block_does_not_wait_for_the_disk_and_the_next_write_waits_for_both(trace, monkeypatch):
     """Rows 0 and 1 are a block, handed over before row 2 is added."""
     monkeypatch.setattr("offbeat.engine.trace.BLOCK_ROWS", 2)
     trace._next_check = trace._next_clock_check()
@@ -107,7 +106,7 @@ def test_a_full_block_does_not_wait_for_the_disk_and_the_row_after_it_does_for_b
     "durably",
     [Trace.flush, lambda trace: trace.set_facts({}), lambda trace: trace.truncate(1), Trace.digest, Trace.close],
 )
-def test_what_the_disk_may_not_have_is_made_durable_where_nothing_more_is_to_be_written(trace, durably):
+def test_earlier_rows_become_durable_even_if_no_row_is_left_to_write(trace, durably):
     """SQLite waits for the disk in a commit that changes a page; then it does for all of the log."""
     trace.add(1.0, "timer", 0)
     trace.flush(durable=False)
@@ -115,15 +114,11 @@ def test_what_the_disk_may_not_have_is_made_durable_where_nothing_more_is_to_be_
     trace.db.set_trace_callback(said.append)
     for _ in range(2):
         assert said == []
-        trace.flush(durable=False)  # which nothing is left for
+        trace.flush(durable=False)  # no row is left
     durably(trace)
     at = said.index("COMMIT")
-    assert [word for word in said[: at + 1] if not word.startswith("DELETE")] == [
-        "PRAGMA synchronous=FULL",
-        "BEGIN",
-        "PRAGMA user_version=0",
-        "COMMIT",
-    ]
+    expected = ["PRAGMA synchronous=FULL", "BEGIN", "PRAGMA user_version=0", "COMMIT"]
+    assert [statement for statement in said[: at + 1] if not statement.startswith("DELETE")] == expected
     if durably is Trace.flush:
         trace.flush()
         assert said[at + 1 :] == []  # once is enough
@@ -139,14 +134,14 @@ def test_facts_are_one_transaction(trace):
 
 
 def test_a_disk_that_is_full_for_a_while_loses_no_row_and_doubles_none(trace):
-    """SQLite's own: a file may have so many pages and no more. What it had begun to write is taken back."""
+    """SQLite limits the number of pages of a file, and takes back what it had begun to write."""
     trace.add(1.0, "timer", 0)
     trace.flush()
     (pages,) = trace.db.execute("PRAGMA page_count").fetchone()
     trace.db.execute(f"PRAGMA max_page_count={pages}")
     for i in range(300):
         trace.add(1.0, "refuse", 0, detail=f"{i}" * 50)
-    with pytest.raises(RunError, match=r"cannot write the trace .* full"):
+    with pytest.raises(RunError, match=messages.TRACE_FULL):
         trace.flush()
     assert not trace.db.in_transaction
     assert seen(trace) == 1
@@ -157,7 +152,7 @@ def test_a_disk_that_is_full_for_a_while_loses_no_row_and_doubles_none(trace):
     assert trace.digest_so_far.difference(TraceDigest.from_database(trace.db).as_dict()) is None
 
 
-def test_a_disk_without_room_is_tried_again_now_and_then_not_at_every_row(trace, monkeypatch, caplog):
+def test_writing_to_a_full_disk_is_repeated_sometimes_not_at_every_row(trace, monkeypatch, caplog):
     monkeypatch.setattr("offbeat.engine.trace.BLOCK_ROWS", 10)
     trace._next_check, trace.retry_failed_writes, tried = trace._next_clock_check(), True, []
 
@@ -172,7 +167,7 @@ def test_a_disk_without_room_is_tried_again_now_and_then_not_at_every_row(trace,
     assert caplog.text.count("no room; retrying") == 1
 
 
-def test_a_trace_in_memory_is_nobody_elses(clock):
+def test_a_trace_in_memory_is_never_written(clock):
     trace = Trace(None, clock)
     trace.add(1.0, "timer", 0)
     clock.now = 100.0

@@ -1,4 +1,4 @@
-"""What is counted: bytes that travel, models that are evaluated, tensors that a server holds."""
+"""Counts of transferred bytes, of evaluated models and of the bytes that a server stores."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def test_a_client_that_keeps_its_upload_is_not_sent_it_again() -> None:
     assert traffic.count_download(Dispatch(1, local)) == 16  # another client
 
 
-def test_other_clients_are_sent_whatever_they_are_sent() -> None:
+def test_clients_that_keep_nothing_are_sent_every_model() -> None:
     traffic = Traffic.of(contract_of(FedAvg()), MODEL)
     traffic.count_upload(0, MODEL, {})
     assert traffic.count_download(Dispatch(0, MODEL)) == 16
@@ -61,29 +61,34 @@ def test_other_clients_are_sent_whatever_they_are_sent() -> None:
 
 def test_a_method_that_shares_nothing_moves_nothing() -> None:
     traffic = Traffic.of(contract_of(Alone()), MODEL)
-    assert (
-        traffic.count_download(Dispatch(0, MODEL)),
-        traffic.count_upload(0, MODEL, {}),
-        traffic.wasted_upload(),
-    ) == (0, 0, 0)
+    assert traffic.count_download(Dispatch(0, MODEL)) == traffic.count_upload(0, MODEL, {}) == 0
+    assert traffic.wasted_upload() == 0
+
+
+def recording_evaluator(strategy: Any) -> tuple[ModelEvaluator, list[float]]:
+    """Return an evaluator and the first entries of the models that it evaluates."""
+    seen: list[float] = []
+
+    def evaluate(model: Tensor) -> dict[str, float]:
+        seen.append(float(model[0]))
+        return {"acc": seen[-1]}
+
+    return ModelEvaluator(evaluate, contract_of(strategy), LAYOUT), seen
 
 
 def test_the_same_model_is_evaluated_once() -> None:
-    seen = []
-    judge = ModelEvaluator(lambda model: seen.append(model) or {"acc": float(model[0])}, contract_of(FedAvg()), LAYOUT)
-    other = torch.ones(4)
-    for model in (MODEL, MODEL, other, MODEL):
-        judge(None, model, [0], {})
-    assert [float(model[0]) for model in seen] == [0.0, 1.0, 0.0]
+    evaluator, seen = recording_evaluator(FedAvg())
+    for model in (MODEL, MODEL, torch.ones(4), MODEL):
+        evaluator(None, model, [0], {})
+    assert seen == [0.0, 1.0, 0.0]
 
 
-def test_alone_the_mean_over_clients_is_reported_and_only_new_models_are_evaluated() -> None:
-    seen = []
-    judge = ModelEvaluator(lambda model: seen.append(model) or {"acc": float(model[0])}, contract_of(Alone()), LAYOUT)
-    own = {0: torch.tensor([1.0]), 1: torch.tensor([3.0])}
-    assert judge(own, MODEL, own, {}) == {"acc": 2.0}
-    own[1] = torch.tensor([6.0])
-    assert judge(own, MODEL, own, {}) == {"acc": 3.5}
+def test_without_a_shared_model_the_mean_over_clients_is_reported_and_only_new_models_are_evaluated() -> None:
+    evaluator, seen = recording_evaluator(Alone())
+    models = {0: torch.tensor([1.0]), 1: torch.tensor([3.0])}
+    assert evaluator(models, MODEL, models, {}) == {"acc": 2.0}
+    models[1] = torch.tensor([6.0])
+    assert evaluator(models, MODEL, models, {}) == {"acc": 3.5}
     assert len(seen) == 3
 
 

@@ -277,7 +277,8 @@ class StrategyDriver:
 
     def _apply(self, now: float, actions: list[Action], event: Event | None) -> list[Order]:
         """Record validated actions and return those that the engine must carry out."""
-        ledger, trace, orders = self.ledger, self._trace, list[Order]()
+        ledger, trace = self.ledger, self._trace
+        orders: list[Order] = []  # `list[Order]()` would cost a microsecond per event
         for action in actions:
             if isinstance(action, Dispatch):
                 client = action.client
