@@ -83,13 +83,3 @@ def test_a_stopped_run_surveys_where_it_would_have(tmp_path: Path) -> None:
         engine.run()
     assert trace.digest() == uninterrupted.trace.digest()
     assert list(trace.rows("SELECT value FROM facts WHERE key = 'slowest'")) == [("1",)]
-
-
-def test_metrics_of_clients_are_part_of_the_digest_and_are_cut_with_the_rest() -> None:
-    trace = Trace()
-    trace.clients(1.0, 0, {0: {"acc": 0.5}})
-    before, seq = trace.digest(), trace.seq
-    trace.clients(2.0, 0, {0: {"acc": 0.6}})
-    assert trace.digest() != before
-    trace.truncate(seq)
-    assert trace.digest() == before

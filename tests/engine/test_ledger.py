@@ -53,6 +53,8 @@ def test_idle_means_known_reachable_and_without_work(ledger) -> None:
         ([SetTimer("t", float("inf"))], messages.PAST_TIMER),
         ([SetTimer("t", float("nan"))], messages.PAST_TIMER),
         ([Reject(0, 0, "too old")], messages.WRONG_REJECT),
+        ([Reject(0, 0, "old"), Reject(0, 0, "old")], messages.WRONG_REJECT),
+        ([Note({"x": None})], messages.NO_NUMBER),  # type: ignore[dict-item]
         (["Commit"], messages.NO_ACTION),
         ([Stop], messages.NO_ACTION),  # the class, not a Stop
     ],

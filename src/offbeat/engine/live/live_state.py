@@ -180,18 +180,21 @@ class LiveState:
 
     def save(self, journal_file: int, put: Put) -> Tree:
         """Return a checkpoint that the facts from this journal file on follow."""
-        connections = self.connections
-        round_trips, accepted, expired = connections.longest_round_trip, connections.accepted, connections.expired
-        values = (round_trips, accepted, expired, self.site_scores.state, journal_file)
-        fields = dict(zip(CHECKPOINT_FIELDS, values, strict=True))
+        fields = {
+            "longest_round_trip": self.connections.longest_round_trip,
+            "accepted": self.connections.accepted,
+            "expired": self.connections.expired,
+            "site_scores": self.site_scores.state,
+            "journal_file": journal_file,
+        }
         return pack_checkpoint(self.coordinator, self.trace, self.evaluation, self.clock, fields, put)
 
     def restore(self, checkpoints: Checkpoints) -> int:
         """Continue from the newest checkpoint; return the journal file with the facts that followed it."""
         saved = checkpoints.load(partial(read_checkpoint, self.coordinator, self.trace, CHECKPOINT_FIELDS))
         saved.restore(self.coordinator, self.trace, self.evaluation)
-        self.clock, self.started = saved.clock, True
-        round_trips, accepted, expired, self.site_scores.state, journal_file = saved.engine_fields.values()
-        connections = self.connections
-        connections.longest_round_trip, connections.accepted, connections.expired = round_trips, accepted, expired
-        return int(journal_file)
+        self.clock, self.started, fields = saved.clock, True, saved.engine_fields
+        self.connections.longest_round_trip = fields["longest_round_trip"]
+        self.connections.accepted, self.connections.expired = fields["accepted"], fields["expired"]
+        self.site_scores.state = fields["site_scores"]
+        return int(fields["journal_file"])
