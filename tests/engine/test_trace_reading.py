@@ -1,10 +1,11 @@
-"""A trace is read wherever it lies, also where nothing can be written beside it."""
+"""A trace can be read wherever it is, also if no file can be written beside it."""
 
 from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
 
+import messages
 import pytest
 
 from offbeat.engine import trace as module
@@ -13,7 +14,7 @@ from offbeat.engine.trace_file import open_read_only
 
 
 class Unwritable:
-    """A connection that cannot make the files it needs beside the trace."""
+    """A connection that cannot create the files it needs beside the trace."""
 
     def __init__(self, code):
         self.code, self.closed = code, False
@@ -36,46 +37,46 @@ def path(tmp_path):
 
 
 @pytest.fixture
-def unwritable(monkeypatch):
-    """Makes every connection that would share the file fail with a code; returns what was opened in that way."""
+def fail_to_share(monkeypatch):
+    """Let every connection that would share the file fail with a code; return these connections."""
 
-    def make(code):
-        opened, connect = [], sqlite3.connect
+    def patch(code):
+        failed, connect = [], sqlite3.connect
 
-        def connected(where, **how):
-            if "mode=ro" in where:
-                opened.append(Unwritable(code))
-                return opened[-1]
-            return connect(where, **how)
+        def connect_or_fail(where, **how):
+            if "mode=ro" not in where:
+                return connect(where, **how)
+            failed.append(Unwritable(code))
+            return failed[-1]
 
-        monkeypatch.setattr(module.sqlite3, "connect", connected)
-        return opened
+        monkeypatch.setattr(module.sqlite3, "connect", connect_or_fail)
+        return failed
 
-    return make
+    return patch
 
 
 CODES = [sqlite3.SQLITE_CANTOPEN, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR | 18 << 8, sqlite3.SQLITE_READONLY]
 
 
 @pytest.mark.parametrize("code", CODES)
-def test_a_full_or_read_only_disk_hinders_no_reader(path, unwritable, code):
-    opened = unwritable(code)
+def test_a_full_or_read_only_disk_does_not_prevent_reading(path, fail_to_share, code):
+    failed = fail_to_share(code)
     with closing(open_read_only(path)) as db:
         assert db.execute("SELECT now, kind, version FROM trace").fetchall() == [(1.0, "arrive", 3)]
-    assert [one.closed for one in opened] == [True]
+    assert [connection.closed for connection in failed] == [True]
 
 
-def test_rows_that_lie_in_the_journal_only_are_not_passed_over(path, unwritable):
+def test_rows_that_are_only_in_the_log_are_not_ignored(path, fail_to_share):
     path.with_name("run.sqlite-wal").write_bytes(b"rows")
-    opened = unwritable(sqlite3.SQLITE_CANTOPEN)
-    with pytest.raises(sqlite3.OperationalError, match="disk I/O error"):
+    failed = fail_to_share(sqlite3.SQLITE_CANTOPEN)
+    with pytest.raises(sqlite3.OperationalError, match=messages.DISK_ERROR):
         open_read_only(path)
-    assert opened[0].closed
+    assert failed[0].closed
 
 
 @pytest.mark.parametrize("code", [sqlite3.SQLITE_BUSY, sqlite3.SQLITE_CORRUPT])
-def test_whatever_else_is_wrong_is_told(path, unwritable, code):
-    """A writer that is there is waited for; what is damaged is not read in another way."""
-    unwritable(code)
+def test_other_errors_are_raised(path, fail_to_share, code):
+    """An active writer and a damaged file are no reason to read it in another way."""
+    fail_to_share(code)
     with pytest.raises(sqlite3.OperationalError):
         open_read_only(path)
