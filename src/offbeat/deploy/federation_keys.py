@@ -28,12 +28,19 @@ LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")  # every server certificate incl
 
 
 @dataclass(frozen=True)
-class ServerKeys:
+class _KeyFolder:
+    """A folder with keys and the certificate of their authority."""
+
     folder: Path
 
     @property
     def ca(self) -> Path:
+        """Return the path of the authority's certificate."""
         return self.folder / "ca.pem"
+
+
+class ServerKeys(_KeyFolder):
+    """The certificate and the private key of a server, and the public keys of its sites."""
 
     @property
     def certificate(self) -> Path:
@@ -69,13 +76,8 @@ class ServerKeys:
             ) from None
 
 
-@dataclass(frozen=True)
-class SiteKeys:
-    folder: Path
-
-    @property
-    def ca(self) -> Path:
-        return self.folder / "ca.pem"
+class SiteKeys(_KeyFolder):
+    """The key pair of a site."""
 
     @property
     def key(self) -> Path:

@@ -30,6 +30,7 @@ from typing import Any
 from offbeat import __version__
 from offbeat.core.errors import OffbeatError, to_single_line
 from offbeat.deploy.federation_keys import ServerKeys, fingerprint, fingerprint_of_pem, has_valid_signature
+from offbeat.deploy.preflight import SIGNATURE, SIGNED
 
 log = logging.getLogger("offbeat.gateway")
 
@@ -41,7 +42,6 @@ IDLE_SECONDS = 120.0  # a connection without data is closed after this time
 MAX_CONNECTIONS = 500
 MAX_CLOCK_SKEW = 60.0  # seconds
 KEY_HEADER = "flwr-public-key"  # header of Flower's SuperNode
-SIGNED, SIGNATURE = "offbeat-signed", "offbeat-signature"  # headers of offbeat's own requests
 HOP_BY_HOP_HEADERS = {"connection", "keep-alive", "transfer-encoding", "host", "content-length", "upgrade", "expect"}
 HOP_BY_HOP_HEADERS |= {"te", "trailer"}
 

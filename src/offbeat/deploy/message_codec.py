@@ -57,6 +57,8 @@ FindBase = Callable[[int], Tensor | None]
 
 
 class Envelope(NamedTuple):
+    """A message and the run it belongs to."""
+
     run: str
     message: Message
 

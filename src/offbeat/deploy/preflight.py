@@ -13,7 +13,7 @@ from importlib.util import find_spec
 from offbeat.core.errors import ConfigError, RunError
 from offbeat.deploy.federation_keys import SiteKeys, sign
 
-SIGNED, SIGNATURE = "offbeat-signed", "offbeat-signature"
+SIGNED, SIGNATURE = "offbeat-signed", "offbeat-signature"  # headers of offbeat's own requests
 TIMEOUT = 10.0
 
 

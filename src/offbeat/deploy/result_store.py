@@ -2,8 +2,7 @@
 
 A result is stored under its ticket, with the memory of its rule and the residual of a compression; both take effect
 only if the server accepts the ticket. The next assignment names the last accepted ticket and starts from its memory;
-other results are then deleted. At most two results exist, and each file is written atomically. After a kill at any
-moment, the same assignment therefore finds the same state.
+other results are then deleted. After a kill at any moment, the same assignment therefore finds the same state.
 
     runs/RUN/greeting        the description of the run and the time of joining
     runs/RUN/TICKET.result   the reply as sent, the memory and the residual

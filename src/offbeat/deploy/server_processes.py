@@ -1,10 +1,7 @@
 """Start, watch, restart and stop the processes of a server: Flower's SuperLink, the gateway and the server app.
 
-The app holds the run folder and may die at any moment; a new one continues the run. Sites stay connected meanwhile and
-receive the open tickets again.
-
-The SuperLink listens on loopback only, because its port accepts keys to register and apps, which are code to run. Sites
-connect through the gateway.
+The app may die at any moment; a new one continues the run, while sites stay connected. The SuperLink listens on
+loopback only, because its port accepts keys to register and apps, which are code to run.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """A site, which answers the server's messages and computes each ticket once.
 
-A site computes bit for bit what an inline trainer would, from the received job and its stored memory. A repeated
-ticket gets the same bytes: from the result store, from the running job, or by repeating the job, because jobs are
-pure. Each message is written to sent.log before it leaves the site.
+A site computes bit for bit the result of an inline trainer. A repeated ticket gets the same bytes: from the result
+store, or by repeating the job, because jobs are pure. Each message is written to sent.log before it leaves the site.
 
     home/token       proves the identity of the site       home/sent.log    time, kind, ticket and bytes of messages
     home/runs/       stored results of each run            home/sent.log.N  older parts of the log
