@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import signal
-import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -60,14 +58,3 @@ def sequential_runs(monkeypatch: pytest.MonkeyPatch) -> None:
         return True
 
     monkeypatch.setattr(parallel_runs, "execute_in_parallel", execute)
-
-
-def pytest_collectstart(collector: pytest.Collector) -> None:
-    """Let `import messages` find the expected texts in the folder of each test file: all these files have one name."""
-    file = collector.path.parent / "messages.py"
-    if isinstance(collector, pytest.Module) and file.is_file():
-        spec = importlib.util.spec_from_file_location("messages", file)
-        assert spec is not None
-        assert spec.loader is not None
-        sys.modules["messages"] = importlib.util.module_from_spec(spec)
-        spec.loader.exec_module(sys.modules["messages"])

@@ -7,9 +7,9 @@ import subprocess
 import sys
 import time
 
-import messages
 import pytest
 
+from deploy import messages
 from offbeat.core.errors import ConfigError
 from offbeat.deploy import orphan_reaper
 from offbeat.deploy.child_processes import ChildProcesses, last_lines

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import messages
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from deploy import messages
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.deploy.compression import BLOCK, EightBit, Half, TopK, Uncompressed, compress, parse_compression
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import messages
 import pytest
 
+from deploy import messages
 from in_process_transport import InProcessTransport
 from offbeat.core.errors import OffbeatError
 from offbeat.core.strategies.fedasync import FedAsync

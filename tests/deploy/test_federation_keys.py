@@ -6,8 +6,9 @@ import datetime
 import stat
 import subprocess
 
-import messages
 import pytest
+
+from deploy import messages
 
 pytest.importorskip("cryptography")
 

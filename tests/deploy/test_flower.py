@@ -5,10 +5,11 @@ from __future__ import annotations
 from inspect import signature
 from itertools import count
 
-import messages
 import pytest
 import torch
 from torch import nn
+
+from deploy import messages
 
 flwr = pytest.importorskip("flwr")  # the extra `flower`, which `make` installs
 

@@ -11,8 +11,9 @@ import ssl
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-import messages
 import pytest
+
+from deploy import messages
 
 pytest.importorskip("cryptography")
 

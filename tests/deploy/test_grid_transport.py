@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import messages
 import pytest
+
+from deploy import messages
 
 pytest.importorskip("flwr")
 

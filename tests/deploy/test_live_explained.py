@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import messages
 import pytest
 from test_run_server import experiment_of, serve
 
+from deploy import messages
 from offbeat.core.strategies import FedAsync, FedAvg
 from offbeat.deploy import replay_scenario
 from offbeat.experiment.run.run_folder import create_run

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import messages
 import pytest
 
+from deploy import messages
 from offbeat.deploy import local_socket
 from waiting import MAX_WAIT_SECONDS, wait_until
 

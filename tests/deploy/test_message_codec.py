@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, replace
 from math import inf, isnan, nan
 from typing import Any
 
-import messages
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,6 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save
 from torch import Tensor
 
+from deploy import messages
 from offbeat.core.jobs import Failure, Result
 from offbeat.core.local_rules import Proximal
 from offbeat.core.protocol import Dispatch, LocalRule, LocalWork

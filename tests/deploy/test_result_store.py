@@ -13,7 +13,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import messages
 import pytest
 import site_harness
 import torch
@@ -22,6 +21,7 @@ from hypothesis import strategies as st
 from site_harness import CLIENT, RUN
 from torch import Tensor
 
+from deploy import messages
 from offbeat.core.errors import OffbeatError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork

@@ -6,10 +6,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-import messages
 import pytest
 import torch
 
+from deploy import messages
 from in_process_transport import InProcessTransport
 from offbeat.cli.replay import replay
 from offbeat.core.errors import ConfigError

@@ -10,12 +10,12 @@ from pathlib import Path
 from textwrap import dedent
 from typing import Any
 
-import messages
 import pytest
 import site_harness
 import torch
 from site_harness import RUN
 
+from deploy import messages
 from offbeat import presets
 from offbeat.cli.new import render_template
 from offbeat.core.errors import OffbeatError

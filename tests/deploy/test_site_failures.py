@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import messages
 import pytest
 import site_harness
 
+from deploy import messages
 from offbeat.core.errors import DataError
 from offbeat.core.strategies import REGISTRY
 from offbeat.deploy import message_codec, run_server

@@ -7,10 +7,10 @@ import hashlib
 import json
 import os
 
-import messages
 import pytest
 import torch
 
+from engine import messages
 from offbeat.core.errors import CheckpointError
 from offbeat.core.snapshot import pack, unpack
 from offbeat.engine import checkpoint

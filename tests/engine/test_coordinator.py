@@ -7,12 +7,12 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-import messages
 import numpy as np
 import pytest
 import torch
 from small_world import Eager, Surroundings, add_one, make_engine
 
+from engine import messages
 from offbeat.core.errors import RunError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import CancelTimer, ClientReady, ProtocolError, SetTimer

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import messages
 import pytest
 import torch
 from small_world import LAYOUT, Eager, State, Surroundings, make_engine
 
+from engine import messages
 from offbeat.core.about import About
 from offbeat.core.errors import RunError
 from offbeat.core.jobs import Result

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-import messages
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from small_world import LAYOUT, Eager, make_engine
 
+from engine import messages
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Failure, Result
 from offbeat.core.protocol import Dispatch, Layout, LocalRule, LocalWork, Slice

@@ -2,10 +2,10 @@
 
 import copy
 
-import messages
 import pytest
 import torch
 
+from engine import messages
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import (
     Action,

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import messages
 import pytest
 import torch
 from live_world import TIMEOUTS, Federation, Site, rows, times
 
+from engine import messages
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies import REGISTRY, FedAvg, FedBuff

@@ -6,11 +6,11 @@ import random
 from dataclasses import replace
 from pathlib import Path
 
-import messages
 import pytest
 import torch
 from live_world import TIMEOUTS, Federation, Killed, no_space, rows, times
 
+from engine import messages
 from offbeat.core.errors import CheckpointError, RunError
 from offbeat.core.jobs import Failure
 from offbeat.core.strategies import REGISTRY, FedAvg, FedCompass

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-import messages
 import pytest
 import torch
 from live_world import no_space
 
+from engine import messages
 from offbeat.core.errors import CheckpointError
 from offbeat.core.jobs import Result
 from offbeat.engine.live.journal import Journal

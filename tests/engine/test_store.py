@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from math import inf
 from pathlib import Path
 
-import messages
 import pytest
 import torch
 from test_resume import VARIANTS, die_after, engine_in, finish, finish_with_deaths
 
+from engine import messages
 from offbeat.core.errors import CheckpointError, ProtocolError
 from offbeat.core.snapshot import TensorTable, pack_state, unpack_state
 from offbeat.engine import slot_files

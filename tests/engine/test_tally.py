@@ -6,9 +6,9 @@ from contextlib import closing
 from enum import IntEnum, StrEnum
 from math import inf, nan
 
-import messages
 import pytest
 
+from engine import messages
 from offbeat.core.errors import CheckpointError, RunError
 from offbeat.engine import trace as traces
 from offbeat.engine.trace import Trace

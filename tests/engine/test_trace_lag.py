@@ -6,10 +6,10 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
-import messages
 import pytest
 from small_world import Eager, Surroundings, add_one, make_engine
 
+from engine import messages
 from offbeat.core.errors import RunError
 from offbeat.core.jobs import Job, Result
 from offbeat.engine.trace import MAX_READER_LAG, ROWS_BETWEEN_CLOCK_CHECKS, Trace

@@ -5,9 +5,9 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
-import messages
 import pytest
 
+from engine import messages
 from offbeat.engine import trace as module
 from offbeat.engine.trace import Trace
 from offbeat.engine.trace_file import open_read_only

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-import messages
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine import messages
 from offbeat.core.errors import ConfigError
 from offbeat.engine.until import Target, Until, parse_until
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import ClassVar
 
-import messages
 import pytest
 import torch
 from small_world import Eager, Surroundings, add_one, first_weight, make_engine, send_nan, when
 
+from engine import messages
 from offbeat.core.errors import RunError
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import (
