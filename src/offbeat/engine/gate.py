@@ -138,7 +138,9 @@ class Gate:
     def _check_structure(self, answer: object, jobs: Mapping[int, Job]) -> Verdict:
         """Check ticket, types, shapes and counts of an answer; return it with plain tensors and declared entries."""
         if type(answer) is not Result:  # nor a subclass, which may return another value at each access
-            return self._describe_failure(answer, jobs)
+            if type(answer) is not Failure:
+                return "not an answer"
+            return f"failed: {to_single_line(answer.reason)}" if ticket_of(answer) in jobs else "unknown ticket"
         ticket, local, examples, steps = answer.ticket, answer.local, answer.num_examples, answer.steps
         job = jobs.get(ticket) if type(ticket) is int else None
         if job is None:
@@ -167,12 +169,6 @@ class Gate:
         if type(extras) is type(memory) is dict and not extras and not memory:
             return answer
         return Result(ticket, answer.local, examples, steps)
-
-    def _describe_failure(self, answer: object, jobs: Mapping[int, Job]) -> str:
-        """Return the reason to refuse an answer that is no Result."""
-        if type(answer) is not Failure:
-            return "not an answer"
-        return f"failed: {to_single_line(answer.reason)}" if ticket_of(answer) in jobs else "unknown ticket"
 
     def _add_rule(self, rule: LocalRule | None) -> RuleLengths:
         """Store the lengths of a rule's extras and memory; rules are immutable, so each is asked once."""

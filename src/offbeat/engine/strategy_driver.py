@@ -139,13 +139,6 @@ class Ledger:
                 raise ProtocolError(f"{action!r} is not an action")
         return rejects
 
-    def validate_final(self, actions: list[Action], like: Tensor, now: float) -> None:
-        """Validate the actions a strategy returns at the end of a run: Commit and Note only."""
-        for action in actions:
-            if not isinstance(action, (Commit, Note)):
-                raise ProtocolError(f"{type(action).__name__} at the end of a run: only Commit and Note are allowed")
-        self.validate(actions, like, None, now)
-
     def _why_not_idle(self, client: int, sent: set[int]) -> str:
         """Explain why a client cannot be sent a job; `sent` are those that this answer sends one."""
         if client in sent:
@@ -349,7 +342,10 @@ class StrategyDriver:
         began = perf_counter()
         actions = self.contract.finish(self.state, now)
         self.progress.server_seconds += perf_counter() - began
-        self.ledger.validate_final(actions, self.model, now)
+        for action in actions:
+            if not isinstance(action, (Commit, Note)):
+                raise ProtocolError(f"{type(action).__name__} at the end of a run: only Commit and Note are allowed")
+        self.ledger.validate(actions, self.model, None, now)
         self._apply(now, actions, None)
         self._compare_versions()
         return actions
