@@ -251,7 +251,7 @@ ANSWERS = st.one_of(
 
 @settings(max_examples=200, deadline=None)
 @given(st.lists(ANSWERS, max_size=4), st.sampled_from([None, Sketching()]), st.sampled_from([None, 2.0]))
-def test_nothing_raises_whatever_was_sent(answers, rule, max_norm):
+def test_no_answer_raises(answers, rule, max_norm):
     verdicts = Gate(LAYOUT, torch.float32, max_norm).inspect(answers, open_tickets(rule))
     assert len(verdicts) == len(answers)
     for admitted in verdicts:

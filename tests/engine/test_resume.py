@@ -155,14 +155,14 @@ def troubled(folder: Path, strategy, seconds=100.0):
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_stopped_after_any_number_of_events_it_goes_on_as_if_nothing_had_happened(tmp_path, name):
+def test_a_run_stopped_after_any_number_of_events_continues_as_if_nothing_had_happened(tmp_path, name):
     stop_again_and_again(engine_in, tmp_path, VARIANTS[name])
 
 
 @pytest.mark.parametrize(
     "name", ["fedasync", "fedasync limited", "fedavg sampled", "fedbuff excluding", "fed_ogd", "fedcompass", "safa"]
 )
-def test_so_it_does_where_everything_goes_wrong(tmp_path, name):
+def test_stopped_runs_with_losses_and_faults_continue_too(tmp_path, name):
     kinds = stop_again_and_again(troubled, tmp_path, VARIANTS[name])
     assert {"dispatch", "arrive", "lost", "duplicate", "back"} <= kinds
 
@@ -263,7 +263,7 @@ def test_killed_at_random_moments_the_digest_is_the_same(tmp_path, strategy, kil
     [s for s in KILLED if isinstance(s, FedBuff | AsoFed)],  # without and with rule memory
     ids=lambda s: type(s).__name__,
 )
-def test_so_it_is_with_processes_and_when_workers_change_from_one_attempt_to_the_next(tmp_path, strategy):
+def test_killed_runs_with_processes_and_changing_workers_have_the_same_digest(tmp_path, strategy):
     killed_often(tmp_path, strategy, ("processes:2", "processes:3", "inline"), FEW)
 
 
@@ -276,7 +276,7 @@ def test_so_it_is_with_processes_and_when_workers_change_from_one_attempt_to_the
         if isinstance(s, CA2FL | Mifa | OrthoFL | Safa | FedPAC)
     ],
 )
-def test_so_it_is_where_what_is_kept_of_clients_lies_in_files(tmp_path, strategy):
+def test_killed_runs_with_client_memory_in_files_have_the_same_digest(tmp_path, strategy):
     """Two rows fit into memory; the run nobody kills has no limit."""
     killed_often(tmp_path, strategy, ("inline",), FEW, memory="10kB")
 

@@ -29,7 +29,7 @@ def test_until_is_read(text, expected):
 @pytest.mark.parametrize(
     "text", ["", "soon", "3x", "updates", "acc=", "acc=high", "-5s", "0s", "0updates", "1e999s", "--3s", "acc=nan,5s"]
 )
-def test_what_cannot_be_meant_is_refused(text):
+def test_other_texts_are_refused(text):
     with pytest.raises(ConfigError):
         parse_until(text)
 
@@ -48,7 +48,7 @@ def test_until_survives_being_written_and_read(seconds, updates):
     assert parse_until(str(until)) == until
 
 
-def test_a_target_in_a_run_goes_the_way_its_metric_does():
+def test_a_target_has_the_direction_of_its_metric_in_the_run():
     own = {"distance": False, "error": True, "acc": True}
     assert Target("distance", 0.5).with_direction(own).reached({"distance": 0.4})
     assert not Target("distance", 0.5).with_direction(own).reached({"distance": 0.6})
