@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from offbeat.cli.serve import _progress
+from offbeat.cli.serve import describe_progress
 from offbeat.deploy.live_status import AppOptions, AppStatus, RegisteredSites, overview
 from offbeat.engine.trace import Trace
 
@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_a_server_that_waits_says_for_whom(run: Path):
-    assert _progress(run) == "waiting for sites: 1 of 3 joined; missing: budapest, zurich"
+    assert describe_progress(run) == "waiting for sites: 1 of 3 joined; missing: budapest, zurich"
 
 
 def test_a_site_that_cannot_be_reached_is_away_whatever_it_was_doing(run: Path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import combinations
 from pathlib import Path
 
@@ -27,7 +28,7 @@ def ten(tmp_path_factory):
         for i, name in enumerate(TEN)
     }
     runs[HOSTILE] = runs.pop("safa")
-    return series.collect_series(runs, "ten methods, 5 $", {0: "bern", 1: HOSTILE})
+    return replace(series.collect_series(runs, {0: "bern", 1: HOSTILE}), title="ten methods, 5 $")
 
 
 @pytest.mark.parametrize(("ending", "start"), [("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")])

@@ -110,7 +110,7 @@ def test_only_seeds_that_all_methods_have_finished_count():
     assert result.seeds == [0, 1]
     assert result.best == "fedavg"
     unfinished = recommend([candidate("fedavg", [0.9]), candidate("fedasync", [])])
-    assert (unfinished.recommended, unfinished.seeds) == (None, [])
+    assert (unfinished.recommended, unfinished.seeds) == (None, ())
     assert method_choice.recommendation_json(unfinished)["methods"][1]["final"] is None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -61,7 +62,7 @@ def found(tmp_path_factory):
         for i, name in enumerate(("fedavg", "fedbuff"))
     }
     runs[HOSTILE] = runs.pop("fedbuff")
-    return series.collect_series(runs, f"two {HOSTILE}", {0: "bern", 1: HOSTILE})
+    return replace(series.collect_series(runs, {0: "bern", 1: HOSTILE}), title=f"two {HOSTILE}")
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +116,7 @@ def test_it_shows_settings_seeds_versions_and_commands(read):
 def test_only_settings_of_all_methods_are_shared(tmp_path):
     """Swept settings are listed with each method."""
     runs = {name: [write_run(tmp_path / name, "fedavg", clients=int(name))] for name in ("3", "4")}
-    own, rest = page.render_page(series.collect_series(runs, "a sweep"), PageContent()).split("Shared settings")
+    own, rest = page.render_page(series.collect_series(runs), PageContent()).split("Shared settings")
     assert "; clients: 3</td>" in own
     assert "; clients: 4</td>" in own
     shared = rest.split("The experiment file of")[0]
@@ -154,7 +155,7 @@ def test_text_has_enough_contrast_in_light_and_dark(paper):
 def test_a_page_of_ten_methods_three_seeds_and_a_hundred_clients_is_under_two_megabytes(tmp_path):
     names = ("fedavg", "fedasync", "fedbuff", "orthofl", "aso_fed", "fedpsa", "fed_ogd", "fedcompass", "safa", "mifa")
     runs = {name: [write_run(tmp_path / f"{name}{s}", name, s, clients=100) for s in range(3)] for name in names}
-    big = series.collect_series(runs, "big")
+    big = series.collect_series(runs)
     held = ClassCounts(list(range(100)), torch.randint(1000, (100, 10)))
     text = page.render_page(big, PageContent(result_warnings.find_warnings(big), class_counts=held))
     assert len(text.encode()) < 2_000_000

@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from html import escape, unescape
 from pathlib import Path
 
@@ -135,7 +136,7 @@ def many(tmp_path_factory):
         for i, name in enumerate(names)
     }
     runs[HOSTILE] = runs.pop("mifa")
-    found = series.collect_series(runs, f"many {HOSTILE}", {0: HOSTILE, 1: "bern"})
+    found = replace(series.collect_series(runs, {0: HOSTILE, 1: "bern"}), title=f"many {HOSTILE}")
     held = ClassCounts(list(range(30)), torch.randint(50, (30, 10)))
     tables = [[["strategy", *(f"measure {i}" for i in range(9))], [HOSTILE, *("0.123 ± 0.456" for _ in range(9))]]]
     page.save_page(

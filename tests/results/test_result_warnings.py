@@ -9,7 +9,7 @@ from offbeat.results import result_warnings, series
 
 
 def of(runs, names=None):
-    return result_warnings.find_warnings(series.collect_series(runs, "", names))
+    return result_warnings.find_warnings(series.collect_series(runs, names))
 
 
 def test_three_seeds_that_agree_have_no_caveats(tmp_path):

@@ -17,12 +17,12 @@ def both(tmp_path):
         "fedavg": [write_run(tmp_path / "a0", final=0.8), write_run(tmp_path / "a1", seed=1, final=0.9)],
         "fedbuff": [write_run(tmp_path / "b0", "fedbuff", final=0.7)],
     }
-    return series.collect_series(runs, "two")
+    return series.collect_series(runs)
 
 
 def test_a_curve_is_the_mean_over_seeds_with_a_band(both):
     band = both.methods[0].band("acc")
-    assert band.x.tolist() == list(range(0, 101, 2))
+    assert band.seconds.tolist() == list(range(0, 101, 2))
     assert (band.mean[-1], band.low[-1], band.high[-1]) == (pytest.approx(0.85), 0.8, 0.9)
 
 
@@ -30,9 +30,10 @@ def test_it_can_be_drawn_against_updates_and_bytes(both):
     # by the end client c of 4 has sent 100 // (4 + c) updates: 25 + 20 + 16 + 14 = 75; each brought 100 bytes,
     # and for each, and for the 4 first jobs, 100 went out: 75 * 100 + 79 * 100
     fedavg = both.methods[0]
-    assert fedavg.band("acc", "updates").x[-1] == 75
-    assert fedavg.band("acc", "moved").x[-1] == 15_400
-    assert fedavg.band("acc", "moved").x[0] == 400  # the first evaluation comes after the first dispatches
+    assert fedavg.stacked("updates").mean(axis=0)[-1] == 75
+    moved = fedavg.stacked("moved").mean(axis=0)
+    assert moved[-1] == 15_400
+    assert moved[0] == 400  # the first evaluation comes after the first dispatches
 
 
 def test_of_a_run_that_ended_early_the_last_value_stands(tmp_path):
@@ -41,7 +42,7 @@ def test_of_a_run_that_ended_early_the_last_value_stands(tmp_path):
     trace.metrics(4, 0, 0, {"acc": 0.2})
     trace.close()
     long = write_run(tmp_path / "long", seed=1, final=0.8)
-    method = series.collect_series({"fedavg": [short, long]}, "").methods[0]
+    method = series.collect_series({"fedavg": [short, long]}).methods[0]
     assert method.band("acc").low[-1] == 0.2
     assert method.band("acc").mean[-1] == pytest.approx(0.5)
 
@@ -51,7 +52,7 @@ def test_what_is_no_number_is_left_out_of_the_mean(tmp_path):
     trace.metrics(0, 0, 0, {"acc": 0.1})
     trace.metrics(100, 0, 0, {"acc": float("nan")})
     trace.close()
-    method = series.collect_series({"fedavg": [broken]}, "").methods[0]
+    method = series.collect_series({"fedavg": [broken]}).methods[0]
     assert np.isnan(method.band("acc").mean[-1])
 
 
@@ -63,12 +64,12 @@ def test_the_axis_begins_at_the_worst_mean_after_a_quarter_of_the_run(both):
 
 
 def test_the_target_is_within_the_axis(tmp_path):
-    found = series.collect_series({"fedavg": [write_run(tmp_path / "a", final=0.75, target=TARGET)]}, "")
+    found = series.collect_series({"fedavg": [write_run(tmp_path / "a", final=0.75, target=TARGET)]})
     assert series.metric_axis_limits(found) == pytest.approx((0.745, 0.855))  # 0.75 to 0.85, and 0.005
 
 
 def test_clients_are_in_the_order_of_their_speed_and_may_have_names(tmp_path):
-    found = series.collect_series({"fedavg": [write_run(tmp_path / "a")]}, "", {2: "bern"})
+    found = series.collect_series({"fedavg": [write_run(tmp_path / "a")]}, {2: "bern"})
     assert found.clients == [0, 1, 2, 3]  # 4, 5, 6 and 7 seconds a job
     assert [found.client_name(c) for c in found.clients] == ["0", "1", "bern", "3"]
     assert found.methods[0].accepted == [{0: 25, 1: 20, 2: 16, 3: 14}]
@@ -77,22 +78,22 @@ def test_clients_are_in_the_order_of_their_speed_and_may_have_names(tmp_path):
 def test_pictures_of_many_methods_show_fewer_clients_each(tmp_path, monkeypatch):
     monkeypatch.setattr(series, "MAX_LANES", 60)
     runs = {name: [write_run(tmp_path / name, name, clients=50)] for name in ("fedavg", "fedbuff", "fedasync")}
-    found = series.collect_series(runs, "")
+    found = series.collect_series(runs)
     assert [len(method.lanes.clients) for method in found.methods] == [20, 20, 20]
     assert len(found.clients) == 50
 
 
 def test_runs_that_have_not_begun_are_left_out(tmp_path):
     waiting, _ = empty_run(tmp_path / "waiting", seed=1)
-    found = series.collect_series({"fedavg": [write_run(tmp_path / "a"), waiting], "fedbuff": [waiting]}, "")
+    found = series.collect_series({"fedavg": [write_run(tmp_path / "a"), waiting], "fedbuff": [waiting]})
     assert [(m.name, m.seeds) for m in found.methods] == [("fedavg", [0])]
     with pytest.raises(RunError, match="no run has started"):
-        series.collect_series({"fedbuff": [waiting]}, "")
+        series.collect_series({"fedbuff": [waiting]})
 
 
 def test_a_pooled_method_has_a_lane_of_its_own(tmp_path):
     runs = {"fedavg": [write_run(tmp_path / "a")], "global": [write_run(tmp_path / "g", "global")]}
-    found = series.collect_series(runs, "")
+    found = series.collect_series(runs)
     assert found.clients == [0, 1, 2, 3]
     assert found.methods[1].lanes.clients == [0]
 

@@ -14,7 +14,7 @@ from offbeat.metrics import measures
 from offbeat.metrics.seed_statistics import rank_methods
 from offbeat.metrics.trace_summary import Summary
 from offbeat.results import table_formats, tables
-from offbeat.results.tables import ResultTable, SingleRun, UnfinishedRun
+from offbeat.results.tables import Report, ResultTable, SingleRun, UnfinishedRun
 
 TARGET = Target("acc", 0.9)
 
@@ -24,14 +24,15 @@ def run(acc: float, time: float | None = None, moved: int = 1000) -> Summary:
     return replace(result, target=str(TARGET), higher_is_better={"loss": False, "acc": True})
 
 
-def rows(found, reference="fedavg"):
+def report(found, reference="fedavg", planned=None, target=TARGET) -> Report:
+    """Return the report of finished runs; by default, these are all that were planned."""
     base = list(found.get(reference, {}).values())
-    return [
-        measures.average_over_seeds(
-            name, list(given.values()), {"speedup": measures.speed_up(list(given.values()), base)}
-        )
-        for name, given in found.items()
-    ]
+    rows = []
+    for name, by_seed in found.items():
+        summaries = list(by_seed.values())
+        rows.append(measures.average_over_seeds(name, summaries, {"speedup": measures.speed_up(summaries, base)}))
+    planned = planned or {name: list(by_seed) for name, by_seed in found.items()}
+    return Report(rows, found, planned, reference, target)
 
 
 @pytest.fixture
@@ -48,7 +49,7 @@ ALL = {"fedavg": [0, 1, 2], "fed_b": [0, 1, 2], "c": [0, 1, 2]}
 
 
 def test_means_have_intervals_and_differences_are_paired(found):
-    final, time = tables.seed_tables(rows(found), found, ALL, "fedavg", TARGET)
+    final, time = tables.seed_tables(report(found))
     assert final.title == "final acc over seeds, with differences to fedavg"
     # fedavg: mean 0.8, s = 0.1: 0.8 ± 4.303 · 0.1/√3 = 0.248. fed_b: 0.83 ± 4.303 · 0.09/√3 = 0.2236
     # fed_b - fedavg: 0.03 ± 4.303 · 0.01/√3 = 0.0248. c: 0.8 ± 4.303 · 0.11/√3 = 0.273
@@ -79,46 +80,45 @@ def test_the_verdict_follows_the_direction_of_the_metric(found):
         }
         for name, given in found.items()
     }
-    [final] = tables.seed_tables(rows(errors), errors, ALL, "fedavg", None)
+    [final] = tables.seed_tables(report(errors, target=None))
     assert [row[4] for row in final.rows[1:]] == ["–", "worse", "undecided"]
 
 
 def test_one_seed_has_no_interval_and_a_note(found):
     one = {name: {0: given[0]} for name, given in found.items()}
-    final = tables.seed_tables(rows(one), one, {name: [0] for name in one}, "fedavg", TARGET)[0]
+    final = tables.seed_tables(report(one))[0]
     assert final.rows[2] == ["fed_b", "1", "0.920", "+0.020", "undecided", "0.920"]
     assert final.notes == (tables.ONE_SEED_NOTE,)
 
 
 def test_a_diverged_model_is_shown_as_nan(found):
     found["fed_b"][1] = run(nan)
-    final = tables.seed_tables(rows(found), found, ALL, "fedavg", TARGET)[0]
+    final = tables.seed_tables(report(found, planned=ALL))[0]
     assert final.rows[2][2:] == ["nan", "–", "–", "0.920", "nan", "0.740"]
 
 
 def test_unfinished_runs_are_in_no_mean_and_marked(found):
     del found["fed_b"][1]
     del found["c"]
-    result = tables.comparison_table(rows(found), found, ALL, TARGET)
+    result = tables.comparison_table(report(found, planned=ALL))
     assert [row[:3] for row in result.rows] == [
         ["strategy", "seeds", "final acc"],
         ["fedavg", "3 of 3", "0.800 ± 0.100"],
         ["fed_b", "2 of 3", "0.830 ± 0.127"],  # 0.92 and 0.74: √(2 · 0.09²)
     ]
-    final = tables.seed_tables(rows(found), found, ALL, "fedavg", TARGET)[0]
+    final = tables.seed_tables(report(found, planned=ALL))[0]
     # the difference is over the seeds of both, 0.02 and 0.04
     assert final.rows[2][1] == "2"
     assert final.rows[2][3].startswith("+0.030 [")
     assert final.rows[2][5:] == ["0.920", "unfinished", "0.740"]
-    lost = tables.seed_tables(rows(found, "c"), found, ALL, "c", TARGET)[0]
+    lost = tables.seed_tables(report(found, "c", ALL))[0]
     assert [row[3] for row in lost.rows[1:]] == ["–", "–"]
     assert "no run of c is finished: differences to it are missing" in lost.notes
 
 
 def test_a_name_that_looks_like_a_bound_has_no_note(found):
     named = {"> 5": {seed: run(0.9, 700.0) for seed in range(3)}}
-    tables_made = [tables.comparison_table(rows(named), named, {"> 5": [0, 1, 2]}, TARGET)]
-    tables_made += tables.seed_tables(rows(named), named, {"> 5": [0, 1, 2]}, "> 5", TARGET)
+    tables_made = [tables.comparison_table(report(named, "> 5")), *tables.seed_tables(report(named, "> 5"))]
     tables_made += tables.side_by_side_tables([SingleRun("> 5", "> 5", 0, run(0.9, 700.0), TARGET)])
     assert not any("> " in note for table in tables_made for note in table.notes)
 
@@ -140,21 +140,17 @@ def test_unfinished_runs_are_listed_with_their_progress():
 
 def test_the_best_is_bold_if_paired_differences_to_all_others_exclude_zero(found):
     # fed_b - fedavg: 0.03 ± 0.025; fed_b - c: 0.01, 0.03, 0.05: 0.03 ± 4.303 · 0.02/√3 = 0.0497, which has 0 in it
-    assert tables.comparison_table(rows(found), found, ALL, TARGET).bold == frozenset()
+    assert tables.comparison_table(report(found)).bold == frozenset()
     del found["c"]
-    planned = {name: ALL[name] for name in found}
     # row 2, column 1; times were not all reached, and all else is alike
-    assert tables.comparison_table(rows(found), found, planned, TARGET).bold == {(2, 1)}
+    assert tables.comparison_table(report(found)).bold == {(2, 1)}
     found["fedavg"] = {seed: replace(s, bytes_down=999) for seed, s in found["fedavg"].items()}
-    moved = measures.measure_table(rows(found), TARGET)[0].index("moved")
-    assert tables.comparison_table(rows(found), found, planned, TARGET).bold == {
-        (2, 1),
-        (1, moved),
-    }  # 1 byte less, every time
+    moved = measures.measure_table(report(found).rows, TARGET)[0].index("moved")
+    assert tables.comparison_table(report(found)).bold == {(2, 1), (1, moved)}  # 1 byte less, every time
     alone = {"fed_b": found["fed_b"]}
-    assert tables.comparison_table(rows(alone), alone, {"fed_b": [0, 1, 2]}, TARGET).bold == frozenset()
+    assert tables.comparison_table(report(alone)).bold == frozenset()
     one = {name: {0: given[0]} for name, given in found.items()}
-    assert tables.comparison_table(rows(one), one, {name: [0] for name in one}, TARGET).bold == frozenset()
+    assert tables.comparison_table(report(one)).bold == frozenset()
 
 
 def test_runs_with_the_same_metric_share_a_table():

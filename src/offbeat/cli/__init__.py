@@ -1,15 +1,17 @@
 """The command line: one file per command.
 
-Commands import heavy modules only when they run, so that help appears at once.
+Commands import packages, which load their modules when a name is first used, so that help appears at once.
 """
 
 from __future__ import annotations
 
 import re
+import sqlite3
 import sys
+import traceback
 from collections.abc import Callable
 from io import TextIOWrapper
-from typing import Any, NoReturn, TypeVar, get_type_hints
+from typing import Any, NoReturn, get_type_hints
 
 import click
 import typer
@@ -39,11 +41,11 @@ from offbeat.cli import (
 )
 from offbeat.cli.terminal import say
 from offbeat.core.errors import ConfigError, DataError, OffbeatError
-
-Function = TypeVar("Function", bound=Callable[..., Any])
+from offbeat.experiment import spec
 
 
 def unescape_brackets(text: str) -> str:
+    """Undo the escaping of brackets that typer applies for rich markup."""
     return text.replace("\\[", "[")
 
 
@@ -67,6 +69,7 @@ class Command(TyperCommand):
         """Write nothing, because typer has written the arguments and recent click versions would repeat them."""
 
     def get_help(self, ctx: click.Context) -> str:
+        """Return the help text of the command without escaped brackets."""
         return unescape_brackets(super().get_help(ctx))
 
 
@@ -74,50 +77,47 @@ class CommandGroup(TyperGroup):
     """A group of commands that prints its help as written."""
 
     def get_help(self, ctx: click.Context) -> str:
+        """Return the help text of the group without escaped brackets."""
         return unescape_brackets(super().get_help(ctx))
 
 
-class App(typer.Typer):
-    """A typer app whose commands are of the class `Command`."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(cls=CommandGroup, rich_markup_mode=None, no_args_is_help=True, **settings)
-
-    def command(self, name: str | None = None, **settings: Any) -> Callable[[Function], Function]:
-        return super().command(name, cls=Command, **settings)
+def make_app(commands: dict[str, Callable[..., None]], **settings: Any) -> typer.Typer:
+    """Return an app with these commands, which help lists in this order."""
+    group = typer.Typer(cls=CommandGroup, rich_markup_mode=None, no_args_is_help=True, **settings)
+    for name, function in commands.items():
+        group.command(name, cls=Command)(function)
+    return group
 
 
-app = App(
+app = make_app(
+    {
+        "run": run.run,
+        "compare": compare.compare,
+        "sweep": sweep.sweep,
+        "reproduce": reproduce.reproduce,
+        "which": which.which,
+        "list": list_command.list_names,
+        "show": show.show,
+        "explain": explain.explain,
+        "watch": watch.watch,
+        "dashboard": dashboard.dashboard,
+        "check": check.check,
+        "export": export.export,
+        "replay": replay.replay,
+        "serve": serve.serve,
+        "join": join.join,
+        "status": status.status,
+        "keys": keys.keys,
+    },
     name="offbeat",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-app.command("run")(run.run)
-app.command("compare")(compare.compare)
-app.command("sweep")(sweep.sweep)
-app.command("reproduce")(reproduce.reproduce)
-app.command("which")(which.which)
-app.command("list")(list_command.list_names)
-app.command("show")(show.show)
-app.command("explain")(explain.explain)
-app.command("watch")(watch.watch)
-app.command("dashboard")(dashboard.dashboard)
-app.command("check")(check.check)
-app.command("export")(export.export)
-app.command("replay")(replay.replay)
-app.command("serve")(serve.serve)
-app.command("join")(join.join)
-app.command("status")(status.status)
-app.command("keys")(keys.keys)
-new_app = App(help="Write a file to start from.")
-new_app.callback()(new.new)
-new_app.command("site")(new.new_site)
-new_app.command("strategy")(new.new_strategy)
-new_app.command("experiment")(new.new_experiment)
-app.add_typer(new_app, name="new")
+app.add_typer(make_app(new.COMMANDS, name="new", help="Write a file to start from."))
 
 
 def _print_version(value: bool) -> None:
+    """Print the version and exit if `--version` is given."""
     if value:
         typer.echo(f"offbeat {__version__}")
         raise typer.Exit
@@ -150,14 +150,13 @@ def main() -> None:
 
 
 def _exit(message: str, status: int) -> NoReturn:
+    """Print one line to standard error and end the process."""
     say(f"offbeat: {' '.join(message.split())}", err=True)
     sys.exit(status)
 
 
 def _describe(error: Exception) -> tuple[str | None, int]:
     """Return message and exit status for an error; no message for a bug in development mode."""
-    import sqlite3
-
     if isinstance(error, OffbeatError):
         return str(error), 2 if isinstance(error, (ConfigError, DataError)) else 1
     if isinstance(error, (OSError, sqlite3.Error)):
@@ -165,17 +164,15 @@ def _describe(error: Exception) -> tuple[str | None, int]:
     if isinstance(error, ModuleNotFoundError) and not str(error.name).startswith("offbeat"):
         return f"{error.name} is not installed; 'pip install offbeat' installs all that the command line needs", 1
     hint = "'python -X dev -m offbeat …' shows the traceback"
-    if not sys.flags.dev_mode and "offbeat.experiment.spec.user_code" in sys.modules:
-        from offbeat.experiment.spec import describe_user_error
-
-        if (message := describe_user_error(error)) is not None:
-            return f"{message} (in your own code; {hint})", 1
-    if (size := _memory_size(error)) is not None:
+    may_be_user_code = not sys.flags.dev_mode and "offbeat.experiment.spec.user_code" in sys.modules
+    if may_be_user_code and (message := spec.describe_user_error(error)) is not None:
+        return f"{message} (in your own code; {hint})", 1
+    if (size := _requested_memory(error)) is not None:
         return f"not enough memory{size}: use a smaller model, less data or fewer clients", 1
-    place = _last_frame(error)
-    if isinstance(error, OverflowError) or "without overflow" in str(
-        error
-    ):  # from Python or torch, for a rate of 1e308
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    place = f"{frame.filename}:{frame.lineno}"
+    # Python and torch raise these for a rate of 1e308
+    if isinstance(error, OverflowError) or "without overflow" in str(error):
         return f"a setting is too large, or leads to values that are: {error} ({place})", 1
     if sys.flags.dev_mode:
         return None, 1
@@ -198,19 +195,11 @@ TOO_LARGE = (
 )
 
 
-def _memory_size(error: Exception) -> str | None:
+def _requested_memory(error: Exception) -> str | None:
     """Return the requested memory in brackets, if it is known; None if the error is not about memory."""
     message = f"{type(error).__name__}: {error}".lower()
-    if not isinstance(error, (MemoryError, OverflowError, RuntimeError, TypeError, ValueError)) or not any(
-        words in message for words in TOO_LARGE
-    ):
+    kinds = (MemoryError, OverflowError, RuntimeError, TypeError, ValueError)
+    if not isinstance(error, kinds) or not any(words in message for words in TOO_LARGE):
         return None
     size = re.search(r"allocate (\d\S* \w+)", message)
     return f" ({size[1]})" if size else ""
-
-
-def _last_frame(error: BaseException) -> str:
-    import traceback
-
-    frame = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{frame.filename}:{frame.lineno}"

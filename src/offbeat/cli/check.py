@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+import offbeat
 from offbeat.cli import shared_options as options
 from offbeat.cli.terminal import print_json, say
 from offbeat.core.errors import ConfigError, unknown_name
+from offbeat.experiment import spec
 
 if TYPE_CHECKING:
     from offbeat.core.protocol import Strategy
-    from offbeat.testing import Finding
 
 
 def check(
@@ -31,13 +32,11 @@ def check(
     Also check what experiment files and lists need. If a law is broken, print the shortest event script that breaks it
     and a remedy. Exit status 0: all laws hold; 1: some are broken.
     """
-    from offbeat.experiment.spec import suggest_improvements
-
     broken = False
-    report: dict[str, list[dict[str, Any]]] = {}
+    report: dict[str, list[dict[str, object]]] = {}
     for reference, cls in _load_strategies(file).items():
         strategy = _instantiate(cls)
-        findings, advice = _find(reference, strategy, scripts, seed), list(suggest_improvements(strategy))
+        findings = _check_strategy(reference, strategy, scripts, seed)
         broken |= not all(finding.passed for finding in findings)
         if as_json:
             report[cls.__name__] = [_finding_json(finding) for finding in findings]
@@ -45,7 +44,7 @@ def check(
         say(f"{cls.__name__} on {scripts} scripts")
         for line in (line for finding in findings for line in str(finding).splitlines()):
             say(line)
-        for line in advice:
+        for line in spec.suggest_improvements(strategy):
             say(f"advice  {line}")
     if as_json:
         print_json(report)
@@ -53,37 +52,31 @@ def check(
         raise typer.Exit(1)
 
 
-def _find(reference: str, strategy: Strategy, scripts: int, seed: int) -> list[Finding]:
+def _check_strategy(reference: str, strategy: Strategy, scripts: int, seed: int) -> list[offbeat.testing.Finding]:
     """Check the laws, and the form that experiment files need."""
-    from offbeat.experiment.spec import check_form
-    from offbeat.testing import Finding
-    from offbeat.testing import check as check_laws
-
-    remarks = check_form(reference, strategy)
-    form = [Finding(remark.rule, remark.meaning, remark.passed, 0, remark.message) for remark in remarks]
-    return [*check_laws(strategy, scripts=scripts, seed=seed), *form]
+    findings = offbeat.testing.check(strategy, scripts=scripts, seed=seed)
+    for remark in spec.check_form(reference, strategy):
+        findings.append(offbeat.testing.Finding(remark.rule, remark.meaning, remark.passed, 0, remark.message))
+    return findings
 
 
-def _finding_json(finding: Finding) -> dict[str, Any]:
-    from offbeat.testing import format_script
-
+def _finding_json(finding: offbeat.testing.Finding) -> dict[str, object]:
+    """Return what the check of one law found, for JSON."""
     return {
         "law": finding.law,
         "meaning": finding.meaning,
         "passed": finding.passed,
         "message": finding.message,
         "cure": finding.cure,
-        "script": format_script(finding.script).splitlines() if finding.script else None,
+        "script": offbeat.testing.format_script(finding.script).splitlines() if finding.script else None,
     }
 
 
 def _load_strategies(file: str) -> dict[str, type]:
     """Map FILE.py:Name to the strategy classes of a file."""
-    from offbeat.experiment.spec import defined_names, load_file, resolve_path
-
     path, _, wanted = file.rpartition(":") if ".py:" in file else (file, "", "")
-    module = load_file(resolve_path(path))
-    values = {name: getattr(module, name) for name in defined_names(module)}
+    module = spec.load_file(spec.resolve_path(path))
+    values = {name: getattr(module, name) for name in spec.defined_names(module)}
     classes = {
         name: value
         for name, value in values.items()
@@ -97,6 +90,7 @@ def _load_strategies(file: str) -> dict[str, type]:
 
 
 def _instantiate(cls: type) -> Strategy:
+    """Make a strategy with its default settings."""
     try:
         strategy: Strategy = cls()
     except Exception as error:

@@ -21,17 +21,13 @@ def names_by_kind() -> dict[str, list[str]]:
 
 
 def complete_kind(incomplete: str) -> list[str]:
+    """Complete a kind of names, such as strategies."""
     return [kind for kind in names_by_kind() if kind.startswith(incomplete)]
 
 
 def complete_name(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Complete a name of the kind before it."""
     return [name for name in names_by_kind().get(ctx.params.get("what") or "", []) if name.startswith(incomplete)]
-
-
-def complete_source(incomplete: str) -> list[str]:
-    """Return presets, then experiment files and folders."""
-    presets = [name for name in names_by_kind()["presets"] if name.startswith(incomplete)]
-    return [*presets, *_experiment_files(incomplete)]
 
 
 def complete_strategies(incomplete: str) -> list[str]:
@@ -40,12 +36,12 @@ def complete_strategies(incomplete: str) -> list[str]:
     return [f"{before}{comma}{name}" for name in names_by_kind()["strategies"] if name.startswith(last)]
 
 
-def _experiment_files(incomplete: str) -> Iterator[str]:
+def complete_source(incomplete: str) -> Iterator[str]:
+    """Complete presets, then experiment files and folders."""
+    yield from (name for name in names_by_kind()["presets"] if name.startswith(incomplete))
     path = Path(incomplete)
     folder, start = (path, "") if incomplete.endswith("/") else (path.parent, path.name)
-    if not folder.is_dir():
-        return
-    for entry in sorted(folder.iterdir()):
+    for entry in sorted(folder.iterdir()) if folder.is_dir() else ():
         if entry.name.startswith(start) and not entry.name.startswith("."):
             if entry.is_dir():
                 yield f"{entry}/"

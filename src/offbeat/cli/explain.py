@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import shlex
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from offbeat import results
 from offbeat.cli import shared_options as options
 from offbeat.cli.terminal import print_json, print_table, say
+from offbeat.experiment import run as run_folders
 
 
 def explain(
@@ -25,40 +26,30 @@ def explain(
 
     Everything is read from the trace; nothing is run again. What the trace does not contain is reported as unknown.
     """
-    from offbeat.experiment.run import Run
-    from offbeat.results import (
-        explain_moment,
-        explain_no_jobs,
-        explain_run,
-        explanation_json,
-        key_moments,
-        read_explained_client,
-    )
-
-    explained = read_explained_client(Run(folder), client)
+    explained = results.read_explained_client(run_folders.Run(folder), client)
     if as_json:
-        print_json({"folder": str(folder), **explanation_json(explained, at)})
+        print_json({"folder": str(folder), **results.explanation_json(explained, at)})
         return
     unfinished = "" if explained.timeline.ended is not None else ", not finished"
     head = f"{folder} ({explained.strategy_name}{unfinished}): "
     if at is not None:
-        headline, lines = explain_moment(explained, at)
+        headline, lines = results.explain_moment(explained, at)
         say(head + headline)
         if lines:
             print_table(_time_rows(lines), left=True)
         return
     name = explained.client_name(explained.timeline.client)
     say(head + name)
-    if (reason := explain_no_jobs(explained)) is not None:
+    if (reason := results.explain_no_jobs(explained)) is not None:
         say(f"{name} {reason}")
-    print_table(explain_run(explained), headings=False)
-    lines = key_moments(explained)
-    if lines:
+    print_table(results.explain_run(explained), headings=False)
+    if lines := results.key_moments(explained):
         say("")
         print_table(_time_rows(lines), left=True)
-        command = ["offbeat", "explain", str(folder), "--client", client, "--at", f"{lines[0][0]:.0f}"]
-        say(f"details of a moment: {shlex.join(command)}")
+        command = options.format_command("explain", folder, "--client", client, "--at", f"{lines[0][0]:.0f}")
+        say(f"details of a moment: {command}")
 
 
 def _time_rows(lines: list[tuple[float, str]]) -> list[list[str]]:
+    """Return a table of times and sentences, with headings."""
     return [["when", "what"], *([f"{when:.1f} s", text] for when, text in lines)]

@@ -7,9 +7,11 @@ from typing import Annotated
 
 import typer
 
+from offbeat import engine
 from offbeat.cli import shared_options as options
 from offbeat.cli.terminal import say
 from offbeat.core.errors import ConfigError
+from offbeat.experiment import run as run_folders
 
 # suffixes of other formats
 OTHER_FORMATS = {
@@ -31,9 +33,6 @@ def export(
     the last checkpoint. The file's metadata describes architecture, preprocessing, classes and run:
     safetensors.safe_open(FILE, "pt").metadata().
     """
-    from offbeat.engine import write_atomically
-    from offbeat.experiment.run import Run
-
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
     path = out or Path(f"{folder.resolve().name}.safetensors")
@@ -41,6 +40,6 @@ def export(
         better = path.with_suffix(".safetensors")
         raise ConfigError(f"--out {path}: {path.suffix} means {other}, but this is safetensors: use {better}")
     options.use_data(None, folder)  # the model of an unfinished run is built from its data
-    data = Run(folder).export_model()
-    write_atomically(path, data)
+    data = run_folders.Run(folder).export_model()
+    engine.write_atomically(path, data)
     say(f"{path} ({len(data)} bytes)")

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import logging
+import socket
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from offbeat import deploy
 from offbeat.cli import shared_options as options
 from offbeat.cli.terminal import say, stop_on_signals
 from offbeat.core.errors import ConfigError
-from offbeat.deploy import SiteKeys, fingerprint, is_loopback, query_server, require_flower, split_address
-
-if TYPE_CHECKING:
-    from offbeat.deploy import SiteKeys, SiteOptions
 
 
 def join(
@@ -46,82 +45,76 @@ def join(
     Ctrl-C leaves the federation; the same command returns as the same site. HOME/sent.log lists everything that leaves
     this machine.
     """
-
-    require_flower()
+    deploy.require_flower()
     if check:
-        _check(server, data, keys)
+        _check_without_joining(server, data, keys)
         return
-    site = _site_options(server, name, data, partition, keys, insecure)
-    _run(site, home or Path("sites") / site.name)
+    site = _choose_site_options(server, name, data, partition, keys, insecure)
+    _take_part(site, home or Path("sites") / site.name)
 
 
-def _site_options(
+def _choose_site_options(
     server: str | None, name: str | None, data: Path | None, partition: int | None, keys: Path | None, insecure: bool
-) -> SiteOptions:
-    import socket
-
-    from offbeat.deploy import SiteOptions
-
+) -> deploy.SiteOptions:
+    """Check the options of the command, and return what the site needs."""
     if server is None:
         raise ConfigError("--server HOST:PORT is missing: the address of 'offbeat serve'")
-    host, _ = split_address(server)
+    host, _ = deploy.split_address(server)
     if insecure == (keys is not None):
         raise ConfigError(
             "give --keys DIR, the folder that 'offbeat keys --site NAME' made for this site"
             + (", or --insecure, not both" if insecure else " (or --insecure to try it out on one machine)")
         )
-    if insecure and not is_loopback(host):
+    if insecure and not deploy.is_loopback(host):
         raise ConfigError(
             f"--insecure is not allowed for {host}: messages could be read and changed. Make keys with 'offbeat keys'"
         )
     if (data is None) == (partition is None):
         raise ConfigError("give either --data FILE (made by 'offbeat new site') or --partition N")
     _check_site_file(data)
-    site_keys = _load_keys(keys)
+    site_keys = load_site_keys(keys)
     if site_keys is not None and name not in (None, site_keys.name):
         raise ConfigError(f"--name {name}: these keys belong to the site {site_keys.name}")
     name = site_keys.name if site_keys is not None else name or socket.gethostname()
-    return SiteOptions(name, server, site_keys, data, partition)
+    return deploy.SiteOptions(name, server, site_keys, data, partition)
 
 
-def _load_keys(folder: Path | None) -> SiteKeys | None:
+def load_site_keys(folder: Path | None) -> deploy.SiteKeys | None:
+    """Read and check the keys of a site; None without a folder."""
     if folder is None:
         return None
-    keys = SiteKeys(folder)
+    keys = deploy.SiteKeys(folder)
     keys.check()
     return keys
 
 
 def _check_site_file(data: Path | None) -> None:
+    """Reject a site file that does not exist."""
     if data is not None and not data.is_file():
         raise ConfigError(f"--data {data}: the file does not exist; 'offbeat new site {data.stem}' makes one")
 
 
-def _check(server: str | None, data: Path | None, keys: Path | None) -> None:
+def _check_without_joining(server: str | None, data: Path | None, keys: Path | None) -> None:
     """Check all given options; the server is only asked whether it knows this site."""
-    from offbeat.deploy import SiteFile, check_site
-
     if data is None:
         raise ConfigError("--check needs a site file: --data FILE (made by 'offbeat new site')")
     _check_site_file(data)
-    site_keys = _load_keys(keys)
-    for line in check_site(SiteFile(data), certificates=[] if site_keys is None else [site_keys.ca]).lines():
+    site_keys = load_site_keys(keys)
+    certificates = [] if site_keys is None else [site_keys.ca]
+    for line in deploy.check_site(deploy.SiteFile(data), certificates=certificates).lines():
         say(line)
     name = "" if site_keys is None else site_keys.name
     if site_keys is not None:
-        say(f"key: {name}, {fingerprint(site_keys.public)}")
+        say(f"key: {name}, {deploy.fingerprint(site_keys.public)}")
     if server is not None:
-        query_server(server, "/offbeat/hello", site_keys, name)
+        deploy.query_server(server, "/offbeat/hello", site_keys, name)
         say(f"server: {server} answers{' and knows this key' if site_keys else ''}")
 
 
-def _run(site_options: SiteOptions, home: Path) -> None:
-    import logging
-
-    from offbeat.deploy import SiteProcesses
-
+def _take_part(site_options: deploy.SiteOptions, home: Path) -> None:
+    """Run the site until the server ends the run or a signal arrives."""
     logging.basicConfig(format="offbeat: %(message)s", level=logging.WARNING)
-    site = SiteProcesses(site_options, home)
+    site = deploy.SiteProcesses(site_options, home)
     farewell: str | None = None
     try:
         with stop_on_signals() as stop:

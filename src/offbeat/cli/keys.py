@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from offbeat import deploy
 from offbeat.cli.terminal import print_table, say
-from offbeat.deploy import require_flower
 
 
 def keys(
@@ -27,29 +27,19 @@ def keys(
     a folder DIR/sites/NAME: give it only to that site, over a trusted channel. Within seconds, a running server accepts
     new sites and rejects sites whose folder was removed.
     """
-    from offbeat.deploy import (
-        ServerKeys,
-        certificate_names,
-        days_left,
-        fingerprint,
-        make_authority,
-        make_server,
-        make_site,
-    )
-
-    require_flower()
-    server = ServerKeys(folder)
+    deploy.require_flower()
+    server = deploy.ServerKeys(folder)
     if hosts or sites or not server.ca.exists():
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        make_authority(folder, max(days, 3650))
+        deploy.make_authority(folder, max(days, 3650))
         if hosts or not server.certificate.exists():
-            make_server(folder, hosts or [], days)
+            deploy.make_server(folder, hosts or [], days)
         for name in sites or []:
-            say(f"made {make_site(folder, name)}: give this folder to {name} only")
+            say(f"made {deploy.make_site(folder, name)}: give this folder to {name} only")
     rows = [["what", "file", "valid", "for"]]
     for role, path in (("authority", server.ca), ("server", server.certificate)):
-        left = days_left(path)
+        left = deploy.days_left(path)
         validity = f"{left:.0f} days" if left > 0 else "expired"
-        rows.append([role, str(path), validity, ", ".join(certificate_names(path))])
-    rows += [["site", str(path), fingerprint(path), name] for name, path in server.sites().items()]
+        rows.append([role, str(path), validity, ", ".join(deploy.certificate_names(path))])
+    rows += [["site", str(path), deploy.fingerprint(path), name] for name, path in server.sites().items()]
     print_table(rows, left=True)

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping
+from inspect import getdoc
 from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
+from offbeat import presets, scenario
 from offbeat.cli import shared_options as options
 from offbeat.cli.completion import complete_kind, complete_name
 from offbeat.cli.terminal import print_json, print_table, say
+from offbeat.core import about
 from offbeat.core.errors import ConfigError, unknown_name
+from offbeat.experiment import spec
 
+Description = dict[str, Any]  # a JSON object; its keys depend on the kind
 # kind -> singular
 KINDS = {
     "strategies": "strategy",
@@ -60,7 +67,6 @@ def list_names(
     as_json: options.Json = False,
 ) -> None:
     """List the available names of a kind, or the settings of one name: offbeat list strategies fedbuff."""
-
     if what is None:
         counts = {kind: len(registry(kind)) for kind in KINDS}
         if as_json:
@@ -76,7 +82,7 @@ def list_names(
         else:
             _print_description(description)
         return
-    entries = _summaries(what)
+    entries = _list_entries(what)
     entries += [{**dict.fromkeys(entries[0]), **entry} for entry in _package_entries(what)]
     if as_json:
         print_json(entries)
@@ -90,31 +96,24 @@ def list_names(
 def registry(what: str) -> Mapping[str, Any]:
     """Map the names of a kind to classes; presets, which are made on demand, map to None."""
     if what == "presets":
-        from offbeat import presets
-
         return dict.fromkeys(presets.names())
-    from offbeat.experiment.spec import CHOICES
-
-    return CHOICES["data" if what == "datasets" else KINDS[what]]
+    return spec.CHOICES["data" if what == "datasets" else KINDS[what]]
 
 
-def describe(what: str, name: str) -> dict[str, Any]:
+def describe(what: str, name: str) -> Description:
     """Describe one name: its summary, its settings and its documentation page."""
-    from inspect import getdoc
-
-    from offbeat.experiment.spec import describe_settings
-
     if what == "presets":
         return _describe_preset(name)
     cls = registry(what)[name]
     if what == "strategies":
-        about, page = _strategy_entry(name, cls), f"docs/strategies/{SHARED_PAGES.get(name, name)}.md"
+        entry, page = _strategy_entry(name, cls), f"docs/strategies/{SHARED_PAGES.get(name, name)}.md"
     else:
-        about, page = {"name": name, "summary": getdoc(cls) or ""}, PAGES.get(what, "")
-    return {**about, "settings": [setting.to_values() for setting in describe_settings(cls)], "page": page}
+        entry, page = {"name": name, "summary": getdoc(cls) or ""}, PAGES.get(what, "")
+    return {**entry, "settings": [setting.to_values() for setting in spec.describe_settings(cls)], "page": page}
 
 
 def _check_names(what: str, name: str | None) -> None:
+    """Reject an unknown kind or name, and suggest the command that was probably meant."""
     if what not in KINDS:
         kinds = [kind for kind in KINDS if what in registry(kind)]
         if kinds:
@@ -125,49 +124,39 @@ def _check_names(what: str, name: str | None) -> None:
         raise unknown_name(KINDS[what], name, registry(what))
 
 
-def _strategy_entry(name: str, cls: Any) -> dict[str, Any]:
+def _strategy_entry(name: str, cls: type) -> Description:
     """Describe a strategy by its class attribute `about`, which is optional, and the paper in its file's header."""
-    from offbeat.core.about import paper_of, year_of
-
-    about, paper = getattr(cls, "about", None), paper_of(cls)
-    facts = {key: getattr(about, key, None) for key in ("mode", "keeps", "uploads")}
-    return {"name": name, "year": year_of(paper), **facts, "summary": paper}
+    properties, paper = getattr(cls, "about", None), about.paper_of(cls)
+    facts = {key: getattr(properties, key, None) for key in ("mode", "keeps", "uploads")}
+    return {"name": name, "year": about.year_of(paper), **facts, "summary": paper}
 
 
-def _package_entries(what: str) -> list[dict[str, Any]]:
+def _package_entries(what: str) -> list[Description]:
     """List the names that installed packages add, without loading them."""
-    from offbeat.experiment.spec import CHOICES, ENTRY_POINT_GROUPS, package_names, package_version
-
-    group = f"offbeat.{what}"
-    setting = next((setting for setting, each in ENTRY_POINT_GROUPS.items() if each == group), None)
-    names = [] if setting is None else package_names(setting, CHOICES[setting])
-    return [{"name": n, "summary": f"from the package {package_version(str(setting), n)}"} for n in names]
+    setting = next((key for key, group in spec.ENTRY_POINT_GROUPS.items() if group == f"offbeat.{what}"), None)
+    names = [] if setting is None else spec.package_names(setting, spec.CHOICES[setting])
+    return [{"name": n, "summary": f"from the package {spec.package_version(str(setting), n)}"} for n in names]
 
 
-def _summaries(what: str) -> list[dict[str, Any]]:
+def _list_entries(what: str) -> list[Description]:
+    """Return one line about each name of a kind."""
     if what == "strategies":
         return [_strategy_entry(name, cls) for name, cls in registry(what).items()]
     if what == "presets":
-        from offbeat import presets
-
         texts = {name: presets.load(name).summary for name in presets.names()}
     else:
-        from offbeat.scenario import summaries
-
-        texts = summaries(registry(what))
+        texts = scenario.summaries(registry(what))
     return [{"name": name, "summary": text} for name, text in texts.items()]
 
 
-def _describe_preset(name: str) -> dict[str, Any]:
-    from offbeat import presets
-    from offbeat.experiment.spec import changed_settings
-
+def _describe_preset(name: str) -> Description:
+    """Describe a preset: its methods with their settings, seeds and scales."""
     preset = presets.load(name)
     compared = preset.compared or tuple(preset.methods)
     return {
         "name": name,
         "summary": preset.summary,
-        "methods": {method: changed_settings(strategy) for method, strategy in preset.methods.items()},
+        "methods": {method: spec.changed_settings(strategy) for method, strategy in preset.methods.items()},
         "compared": list(compared),
         "seeds": preset.seeds,
         "reference": preset.reference if preset.reference in compared else compared[0],
@@ -176,9 +165,8 @@ def _describe_preset(name: str) -> dict[str, Any]:
     }
 
 
-def _print_description(description: dict[str, Any]) -> None:
-    from offbeat.experiment.spec import to_yaml_line
-
+def _print_description(description: Description) -> None:
+    """Print the summary of a name, its facts, and its settings or methods."""
     for line in str(description["summary"]).splitlines():
         say(line)
     for key, title in FACT_TITLES.items():
@@ -187,7 +175,7 @@ def _print_description(description: dict[str, Any]) -> None:
     if "methods" in description:
         say("")
         methods = description["methods"].items()
-        rows = [[method, to_yaml_line(settings) if settings else "defaults"] for method, settings in methods]
+        rows = [[method, spec.to_yaml_line(settings) if settings else "defaults"] for method, settings in methods]
         print_table([["method", "settings"], *rows], left=True)
     elif description["settings"]:
         for setting in description["settings"]:
@@ -203,10 +191,6 @@ def _print_description(description: dict[str, Any]) -> None:
 
 def _print_setting(setting: dict[str, str | None]) -> None:
     """Print the default of a setting, then its meaning and allowed values in lines that fit the terminal."""
-    import textwrap
-
-    from rich.console import Console
-
     default = setting["default"]
     say("")
     say(f"{setting['name']}: {'(required)' if default is None else default}")

@@ -12,16 +12,12 @@ from offbeat.cli.terminal import say
 from offbeat.core.errors import ConfigError, RunError
 
 
-def new() -> None:
-    """Write a file to start from."""
-
-
 def new_site(
     name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the site; the file is NAME.py.")],
 ) -> None:
     """Write a commented, working site file with a model and data."""
     path = _file_path(name, ".py", "a site", "hospital-a")
-    _write(path, render_template("site.py.txt", NAME=path.stem, FILE=path.name))
+    _write_new_file(path, render_template("site.py.txt", NAME=path.stem, FILE=path.name))
     _say_next(path, "insert your model and data, then check it", f"offbeat join --check --data {path}")
 
 
@@ -31,7 +27,7 @@ def new_strategy(
     """Write a commented, working strategy that keeps all laws."""
     path = _file_path(name, ".py", "a strategy", "cosbuff")
     class_name = _class_name(path.stem)
-    _write(path, render_template("strategy.py.txt", CLASS=class_name, FILE=path.name))
+    _write_new_file(path, render_template("strategy.py.txt", CLASS=class_name, FILE=path.name))
     compare = f"offbeat compare quickstart --strategies fedbuff,{path}:{class_name}"
     _say_next(path, "insert your method, then try it", f"offbeat check {path}", compare)
 
@@ -41,7 +37,7 @@ def new_experiment(
 ) -> None:
     """Write a commented, working experiment file."""
     path = _file_path(name, ".yaml", "an experiment", "study")
-    _write(path, render_template("experiment.yaml", NAME=path.stem, FILE=path.name))
+    _write_new_file(path, render_template("experiment.yaml", NAME=path.stem, FILE=path.name))
     _say_next(path, "change settings as needed, then run it", f"offbeat run {path}")
 
 
@@ -52,12 +48,14 @@ def render_template(template: str, **values: str) -> str:
 
 
 def _say_next(path: Path, step: str, *commands: str) -> None:
+    """Print the next step and the commands for it."""
     say(f"{path} is written: {step} with")
     for command in commands:
         say(f"  {command}")
 
 
 def _file_path(name: str, suffix: str, kind: str, example: str) -> Path:
+    """Return the path of a new file, or reject a name that is unsuitable; `kind` and `example` are for the message."""
     path = Path(name if name.endswith(suffix) else f"{name}{suffix}")
     if path.suffix != suffix or not re.fullmatch(r"\w[\w .-]*", path.stem):
         raise ConfigError(
@@ -73,9 +71,8 @@ def _class_name(stem: str) -> str:
     return joined if joined and joined[0].isalpha() else f"Method{joined}"
 
 
-def _write(path: Path, text: str) -> None:
+def _write_new_file(path: Path, text: str) -> None:
     """Write a new file; never overwrite an existing one."""
-
     try:
         with open(path, "x", encoding="utf-8") as file:
             file.write(text)
@@ -83,3 +80,6 @@ def _write(path: Path, text: str) -> None:
         raise ConfigError(f"{path} already exists: choose another name") from None
     except OSError as error:
         raise RunError(f"cannot write {path}: {error.strerror or error}") from None
+
+
+COMMANDS = {"site": new_site, "strategy": new_strategy, "experiment": new_experiment}

@@ -6,18 +6,16 @@ The text beside a bar is fitted to the screen by leaving out its last parts, but
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from time import monotonic
-from typing import TYPE_CHECKING
 
+from rich.console import Console
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
+
+from offbeat import api, engine, metrics, workers
 from offbeat.cli.terminal import say
 from offbeat.core.errors import escape_unprintable
-
-if TYPE_CHECKING:
-    from rich.console import Console
-
-    from offbeat.engine import Status
-    from offbeat.workers import Work
 
 LINE_SECONDS = 60.0  # between two lines without a terminal
 BAR_SECONDS = 0.1  # between two updates of a bar
@@ -35,6 +33,7 @@ class Pace:
         self._first: tuple[float, float] | None = None
 
     def seconds_left(self, share: float, now: float) -> float | None:
+        """Return the remaining seconds at the average speed; None if there was no progress yet."""
         if self._first is None:
             self._first = share, now
         done = share - self._first[0]
@@ -51,27 +50,20 @@ def fit_parts(parts: Sequence[str], width: int) -> str:
     return text
 
 
-def progress_line(share: float, left: float | None, parts: Sequence[str]) -> str:
-    from offbeat.api import format_duration
-
-    return f"{share:.0%}{'' if left is None else f', {format_duration(left)} left'}: {', '.join(parts)}"
-
-
-def metric_parts(metrics: Mapping[str, float]) -> list[str]:
+def metric_parts(values: Mapping[str, float]) -> list[str]:
     """Format the headline metric and the loss."""
-    from offbeat.metrics import headline_metric
-
-    shown = [name for name in dict.fromkeys((headline_metric(list(metrics)), "loss")) if name in metrics]
-    return [f"{name} {metrics[name]:.3f}" for name in shown]
+    names = dict.fromkeys((metrics.headline_metric(list(values)), "loss"))
+    return [f"{name} {values[name]:.3f}" for name in names if name in values]
 
 
 @contextmanager
-def run_progress(total: str) -> Iterator[Callable[[Status], None]]:
+def run_progress(total: str) -> Iterator[Callable[[engine.Status], None]]:
     """Show the progress of one run: virtual time, updates per second, metrics and staleness."""
     began, before = monotonic(), -1
     with show_progress(f"0 s of {total}") as report:
 
-        def watch(status: Status) -> None:
+        def watch(status: engine.Status) -> None:
+            """Show the state of the run."""
             nonlocal before
             if before < 0:
                 before = status.updates  # updates before a resume do not count
@@ -85,12 +77,13 @@ def run_progress(total: str) -> Iterator[Callable[[Status], None]]:
 
 
 @contextmanager
-def runs_progress(names: list[str]) -> Iterator[Callable[[list[float], Work], None]]:
+def runs_progress(names: list[str]) -> Iterator[Callable[[list[float], workers.Work], None]]:
     """Show the progress of several runs: finished runs, steps per second, batch size and current runs."""
     began = monotonic()
     with show_progress(f"0 of {len(names)} runs") as report:
 
-        def watch(shares: list[float], work: Work) -> None:
+        def watch(shares: list[float], work: workers.Work) -> None:
+            """Show the share of each run that is done, and the work so far."""
             now = monotonic()
             done, rate = sum(share >= 1 for share in shares), work.steps / max(now - began, 1e-9)
             batch = [f"{work.jobs / work.batches:.1f} jobs per batch"] if work.jobs > work.batches else []
@@ -109,15 +102,14 @@ def show_progress(
 
     every: seconds between two lines, the first at once. bar: draw a bar; by default if standard error is a terminal.
     """
-    from rich.console import Console
-
     console = Console(stderr=True)
     bar = console.is_terminal if bar is None else bar
     interval = every if every is not None else BAR_SECONDS if bar else LINE_SECONDS
     pace, shown_at = Pace(), None if bar or every is not None else monotonic()
-    with _bar(console, first) if bar else _lines(err) as show:
+    with _show_bar(console, first) if bar else nullcontext(partial(_print_line, err)) as show:
 
         def report(now: float, share: float, parts: Callable[[], list[str]]) -> None:
+            """Show the progress if the interval has passed."""
             nonlocal shown_at
             left = pace.seconds_left(share, now)
             if shown_at is None or now - shown_at >= interval:
@@ -127,15 +119,14 @@ def show_progress(
         yield report
 
 
-@contextmanager
-def _lines(err: bool) -> Iterator[Show]:
-    yield lambda share, left, parts: say(progress_line(share, left, parts), err=err)
+def _print_line(err: bool, share: float, left: float | None, parts: Sequence[str]) -> None:
+    """Print the progress as one line."""
+    say(f"{share:.0%}{'' if left is None else f', {api.format_duration(left)} left'}: {', '.join(parts)}", err=err)
 
 
 @contextmanager
-def _bar(console: Console, first: str) -> Iterator[Show]:
-    from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
-
+def _show_bar(console: Console, first: str) -> Iterator[Show]:
+    """Draw a bar with the text `first` beside it, and yield a function that updates both."""
     bar_width = 0 if console.width < MIN_BAR_SCREEN else max(8, min(40, console.width // 8))
     columns: list[ProgressColumn] = [TextColumn("{task.description}", markup=False)]
     columns += [BarColumn(bar_width)] if bar_width else []
@@ -145,6 +136,7 @@ def _bar(console: Console, first: str) -> Iterator[Show]:
         task = progress.add_task(fit_parts([escape_unprintable(first)], width), total=1.0)
 
         def show(share: float, left: float | None, parts: list[str]) -> None:
+            """Update the bar and as much of its text as fits."""
             text = fit_parts([escape_unprintable(part) for part in parts], width)
             progress.update(task, completed=share, description=text)
 

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from offbeat import deploy
+from offbeat import experiment as experiments
 from offbeat.cli import shared_options as options
 from offbeat.cli.run import execute
+from offbeat.experiment import run as run_folders
+from offbeat.experiment import spec
 
 
 def replay(
@@ -27,22 +29,11 @@ def replay(
     Each job takes as long as the site's job did; jobs beyond the record draw from the recorded times. The simulation
     uses the experiment's data, or the data that --set data=… names.
     """
-    from dataclasses import replace
-
-    from offbeat.deploy import simulated_experiment
-    from offbeat.engine import parse_until
-    from offbeat.experiment import setup
-    from offbeat.experiment.run import Run, create_run
-    from offbeat.experiment.spec import strategy_name, with_changes
-
     options.use_data(data, live)
     options.check_execution_options(worker)
-    names_data = any(change.split("=", 1)[0].split(".")[0] == "data" for change in changes or [])
-    experiment = simulated_experiment(Run(live), names_data)
-    experiment = with_changes(experiment, changes or [], {})
-    if until is not None:
-        experiment = replace(experiment, until=parse_until(until, experiment.until))
-    setup(experiment)  # reject an invalid experiment before a folder is made
-    folder = options.new_folder(f"{experiment.name}-{strategy_name(experiment)}-replay", out)
-    command = shlex.join(["offbeat", *sys.argv[1:]])
-    execute(create_run(folder, experiment, command, worker=worker or "inline"), 30.0, as_json)
+    simulated = deploy.simulated_experiment(run_folders.Run(live), options.names_data(changes))
+    experiment = options.with_until(spec.with_changes(simulated, changes or [], {}), until)
+    experiments.setup(experiment)  # reject an invalid experiment before a folder is made
+    folder = options.new_folder(f"{experiment.name}-{spec.strategy_name(experiment)}-replay", out)
+    run = run_folders.create_run(folder, experiment, options.command_line(), worker=worker or "inline")
+    execute(run, 30.0, as_json)

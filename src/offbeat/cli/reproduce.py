@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated, cast, get_args
 
 import typer
 
+from offbeat import papers, presets
 from offbeat.cli import shared_options as options
 from offbeat.cli.compare import execute_runs
 from offbeat.cli.terminal import print_table, say
 from offbeat.core.errors import ConfigError, DataError, RunError, unknown_name
-
-if TYPE_CHECKING:
-    from offbeat.papers import Entry, PaperSetting, ReproductionStore
-    from offbeat.presets import Scale
 
 MAX_LISTED_ENTRIES = 5
 
@@ -66,34 +63,24 @@ def reproduce(
 
     The store keeps finished runs, which are never repeated, so a table can be built in several steps.
     """
-    from offbeat.papers import (
-        MeasuredEntry,
-        ReproductionStore,
-        entry_key,
-        evaluate_entries,
-        find_entries,
-        load_papers,
-        write_page,
-    )
-
     options.use_data(data)
-    size = _parse_scale(scale)
+    if scale not in get_args(presets.Scale):
+        raise unknown_name("scale", scale, get_args(presets.Scale))
     options.check_execution_options(worker)
-    if until is not None:
-        options.check_until(until)
+    options.check_until(until)
     pages = store if out is None else out
     _check_folder("--store", store)
     _check_folder("--out", pages)
-    run_store = ReproductionStore(store)
-    if what is not None:
-        _check_paper_preset(what)
+    run_store = papers.ReproductionStore(store)
+    if what is not None and what in presets.names() and "/" not in what:
+        raise ConfigError(f"{what!r} belongs to no paper: run it with 'offbeat compare {what}'")
     if listed:
-        names = [what] if what is not None else list(load_papers())
-        _print_entries([entry for name in names for entry in find_entries(name)[1]], run_store)
+        names = [what] if what is not None else list(papers.load_papers())
+        _print_entries([entry for name in names for entry in papers.find_entries(name)[1]], run_store)
         return
     if what is None:
-        raise ConfigError(f"give a paper or one of its tables: {', '.join(load_papers())}, fedcompass/table1")
-    paper, entries = find_entries(what)
+        raise ConfigError(f"give a paper or one of its tables: {', '.join(papers.load_papers())}, fedcompass/table1")
+    paper, entries = papers.find_entries(what)
     for folder in into or []:
         _import_runs(run_store, folder)
     failed = False
@@ -104,16 +91,17 @@ def reproduce(
         if unused := [f"--{name}" for name, value in run_options.items() if value is not None]:
             options.warn([f"--stored runs nothing and ignores {' and '.join(unused)}"])
     else:
-        failed = _run_missing(_choose_settings(what, entries, size, until, every), run_store, seeds, worker, jobs)
-    evaluated = evaluate_entries(paper.entries, run_store)
+        settings = _choose_settings(what, entries, cast("presets.Scale", scale), until, every)
+        failed = _run_missing(settings, run_store, seeds, worker, jobs)
+    evaluated = papers.evaluate_entries(paper.entries, run_store)
     options.warn(f"not shown: {line}" for each in evaluated for line in each.skipped)
-    path, unchanged = write_page(paper, evaluated, pages)
+    path, unchanged = papers.write_page(paper, evaluated, pages)
     if unchanged:
         places = list(dict.fromkeys(place for place, _ in unchanged))
         shown = "; ".join(places[:MAX_LISTED_ENTRIES]) + ("; …" if len(places) > MAX_LISTED_ENTRIES else "")
         options.warn([f"{path} keeps entries with more runs than {store} has: {shown}"])
-    measured = [each for each in evaluated if each.entry in entries and isinstance(each, MeasuredEntry)]
-    if written := [each for each in measured if entry_key(each.entry) not in unchanged]:
+    measured = [each for each in evaluated if each.entry in entries and isinstance(each, papers.MeasuredEntry)]
+    if written := [each for each in measured if papers.entry_key(each.entry) not in unchanged]:
         rows = [[each.entry.where, each.entry.quantity.title, each.verdict, each.size] for each in written]
         print_table([["in the paper", "measured", "verdict", "size"], *rows], left=True)
     say(f"page: {path}")
@@ -121,26 +109,8 @@ def reproduce(
         raise typer.Exit(1)
 
 
-def _parse_scale(text: str) -> Scale:
-    from typing import cast, get_args
-
-    from offbeat.presets import Scale
-
-    if text not in get_args(Scale):
-        raise unknown_name("scale", text, get_args(Scale))
-    return cast("Scale", text)
-
-
-def _check_paper_preset(name: str) -> None:
-    from offbeat import presets
-
-    if name in presets.names() and "/" not in name:
-        raise ConfigError(f"{name!r} belongs to no paper: run it with 'offbeat compare {name}'")
-
-
 def _check_folder(option: str, path: Path) -> None:
     """Check before any run that results can be written to a folder."""
-
     if path.is_symlink() and not path.exists():
         raise ConfigError(f"{option} {path} is a broken link; name a folder")
     if path.exists() and not path.is_dir():
@@ -148,11 +118,9 @@ def _check_folder(option: str, path: Path) -> None:
 
 
 def _choose_settings(
-    what: str, entries: Sequence[Entry], scale: Scale, until: str | None, every: bool
-) -> list[PaperSetting]:
-    """Return the settings to run; options.warn about those without data."""
-    from offbeat.papers import choose_setting
-
+    what: str, entries: Sequence[papers.Entry], scale: presets.Scale, until: str | None, every: bool
+) -> list[papers.PaperSetting]:
+    """Return the settings to run, and warn about those without data."""
     if every or scale != "quick" or any(entry.preset == what for entry in entries):
         chosen = entries
     else:
@@ -164,7 +132,7 @@ def _choose_settings(
     settings = []
     for preset in dict.fromkeys(entry.preset for entry in chosen if entry.preset is not None):
         try:
-            setting, missing = choose_setting(preset, scale, until)
+            setting, missing = papers.choose_setting(preset, scale, until)
         except DataError as error:
             options.warn([f"{preset} is not run: {error}"])
             continue
@@ -175,10 +143,13 @@ def _choose_settings(
 
 
 def _run_missing(
-    settings: list[PaperSetting], store: ReproductionStore, seeds: int | None, worker: str | None, jobs: int | None
+    settings: list[papers.PaperSetting],
+    store: papers.ReproductionStore,
+    seeds: int | None,
+    worker: str | None,
+    jobs: int | None,
 ) -> bool:
     """Run what is missing; return True if some runs failed."""
-
     failed = False
     for number, setting in enumerate(settings, 1):
         preset = setting.load()
@@ -192,15 +163,14 @@ def _run_missing(
         try:
             execute_runs(comparison, jobs, worker=worker, resume="the same command")
         except RunError as error:  # continue with the other settings
-            say(f"warning: {error}", err=True)
+            options.warn([str(error)])
             failed = True
     return failed
 
 
-def _import_runs(store: ReproductionStore, folder: Path) -> None:
-    from offbeat.papers import import_runs
-
-    report = import_runs(store, folder)
+def _import_runs(store: papers.ReproductionStore, folder: Path) -> None:
+    """Copy the finished runs below a folder into the store, and report what was copied."""
+    report = papers.import_runs(store, folder)
     if store.path.resolve() in (folder.resolve(), *folder.resolve().parents):
         say(f"{folder}: this is the store or a part of it; nothing is copied")
     elif report.is_empty:
@@ -211,9 +181,8 @@ def _import_runs(store: ReproductionStore, folder: Path) -> None:
     options.warn(report.skipped)
 
 
-def _print_entries(entries: Iterable[Entry], store: ReproductionStore) -> None:
-    from offbeat.papers import NOT_RUN
-
+def _print_entries(entries: Iterable[papers.Entry], store: papers.ReproductionStore) -> None:
+    """Print a table of published entries, with the stored runs of each."""
     stored: dict[str, list[str]] = {}
     for setting, comparison in store.comparisons().items():
         runs = [run for _, run in comparison.entries()]
@@ -221,6 +190,6 @@ def _print_entries(entries: Iterable[Entry], store: ReproductionStore) -> None:
         stored.setdefault(setting.preset, []).append(f"{setting.label}: {finished} of {len(runs)} runs")
     rows = []
     for entry in entries:
-        runs_text = "; ".join(stored.get(entry.preset or "", [entry.study_page or NOT_RUN]))
+        runs_text = "; ".join(stored.get(entry.preset or "", [entry.study_page or papers.NOT_RUN]))
         rows.append([entry.preset or "no preset", entry.where, entry.quantity.title, runs_text])
     print_table([["preset", "in the paper", "measured", "in the store"], *rows], left=True)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import shlex
-import sys
-from typing import TYPE_CHECKING
-
 import typer
 
+from offbeat import engine, results
+from offbeat import experiment as experiments
 from offbeat.cli import shared_options as options
 from offbeat.cli.progress_bar import run_progress
 from offbeat.cli.show import print_run
 from offbeat.cli.terminal import print_experiment, say
 from offbeat.core.errors import RunError
-
-if TYPE_CHECKING:
-    from offbeat.experiment.run import Run
+from offbeat.engine import virtual
+from offbeat.experiment import run as run_folders
+from offbeat.experiment import spec
 
 
 def run(
@@ -39,17 +37,13 @@ def run(
     A run may be stopped with Ctrl-C or killed at any moment: --resume gives bit-identical results to an uninterrupted
     run.
     """
-    from offbeat.experiment import setup
-    from offbeat.experiment.run import Run, create_run
-    from offbeat.experiment.spec import setting_warnings, strategy_name
-
     options.use_data(data, resume)
     options.check_execution_options(worker, memory, track)
     options.check_source_or_resume(
-        source, resume, scale=scale, set=changes, seed=seed, until=until, out=out, **{"dry-run": dry_run}
+        source, resume, scale=scale, set=changes, seed=seed, until=until, out=out, dry_run=dry_run
     )
     if resume is not None:
-        stopped = Run(resume)
+        stopped = run_folders.Run(resume)
         if difference := stopped.machine_difference():
             typer.echo(f"{resume}: {difference}", err=True)
         execute(stopped, checkpoint_every, as_json, worker, memory, track)
@@ -61,16 +55,17 @@ def run(
     if dry_run:
         print_experiment(experiment, as_json)
         return
-    setup(experiment)  # reject an invalid experiment before a folder is made
-    folder = options.new_folder(f"{experiment.name}-{strategy_name(experiment)}", out)
-    command = shlex.join(["offbeat", *sys.argv[1:]])
-    created = create_run(folder, experiment, command, worker=worker or "inline", memory=memory)
-    options.warn(setting_warnings(experiment))
+    experiments.setup(experiment)  # reject an invalid experiment before a folder is made
+    folder = options.new_folder(f"{experiment.name}-{spec.strategy_name(experiment)}", out)
+    created = run_folders.create_run(
+        folder, experiment, options.command_line(), worker=worker or "inline", memory=memory
+    )
+    options.warn(spec.setting_warnings(experiment))
     execute(created, checkpoint_every, as_json, track=track)
 
 
 def execute(
-    run: Run,
+    run: run_folders.Run,
     checkpoint_every: float,
     as_json: bool,
     worker: str | None = None,
@@ -78,27 +73,22 @@ def execute(
     track: list[str] | None = None,
 ) -> None:
     """Run to the end and print the results; explain how to resume if the run stops before."""
-    from offbeat.engine import is_divergence, keep_freed_memory
-    from offbeat.engine.virtual import INTERRUPTED
-    from offbeat.experiment.run import Unfinished, execute_run
-    from offbeat.results.tracking import track_runs
-
-    resume = shlex.join(["offbeat", "run", "--resume", str(run.folder), *options.data_arguments(run.folder)])
-    keep_freed_memory()
+    resume = options.format_command("run", "--resume", run.folder, *options.data_arguments(run.folder))
+    engine.keep_freed_memory()
     try:
-        trackers = track_runs({run.folder.resolve().name: run}, None, track or [])
+        trackers = results.tracking.track_runs({run.folder.resolve().name: run}, None, track or [])
         with run_progress(str(run.experiment().until)) as watch, trackers:
-            outcome = execute_run(run, watch, checkpoint_every, worker, memory)
-    except Unfinished as error:
+            outcome = run_folders.execute_run(run, watch, checkpoint_every, worker, memory)
+    except run_folders.Unfinished as error:
         raise RunError(f"{error}. No data was lost. Once fixed, run: {resume}") from None
     except KeyboardInterrupt:  # before the first event, or a second Ctrl-C: the last checkpoint is valid
         say(f"stopped; continue with: {resume}", err=True)
         raise typer.Exit(130) from None
-    if outcome is not None and outcome.reason == INTERRUPTED:
+    if outcome is not None and outcome.reason == virtual.INTERRUPTED:
         say(f"stopped at {outcome.now:.0f} s; continue with: {resume}", err=True)
         raise typer.Exit(130)
     if outcome is None:
         say("this run is already complete", err=True)
     ended = print_run(run, as_json).ended
-    if is_divergence(ended):
+    if engine.is_divergence(ended):
         raise RunError(f"{ended}. No data was lost: the stored model is the last finite one")

@@ -2,34 +2,24 @@
 
 from __future__ import annotations
 
-import shlex
+import logging
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
+from rich.console import Console
 
+from offbeat import deploy
 from offbeat.cli import shared_options as options
 from offbeat.cli.status import print_status
 from offbeat.cli.terminal import print_json, say, stop_on_signals
 from offbeat.core.errors import ConfigError, OffbeatError, RunError, escape_unprintable
-from offbeat.deploy import (
-    AWAY,
-    LIVE_FOLDER,
-    AppOptions,
-    RegisteredSites,
-    ServerKeys,
-    days_left,
-    is_loopback,
-    join_address,
-    overview,
-    require_flower,
-)
-
-if TYPE_CHECKING:
-    from offbeat.deploy import AppStatus, Endpoint, ServerProcesses
+from offbeat.experiment import run as run_folders
+from offbeat.experiment import spec
 
 DEFAULT_PORT = 8443
 RENEWAL_DAYS = 30  # a certificate that expires sooner causes a warning
@@ -81,25 +71,27 @@ def serve(
     Ctrl-C stops it with a checkpoint, and it may be killed at any moment: --resume continues, and the sites reconnect.
     All strategies of 'offbeat run' work; simulated delays, network and faults do not apply.
     """
-    from offbeat.deploy import ServerProcesses, parse_compression
-
-    require_flower()
+    deploy.require_flower()
     options.use_data(data, resume)
     options.check_source_or_resume(source, resume, scale=scale, set=changes, seed=seed, until=until, out=out)
     if record not in (None, "checkpoint", "full"):
         raise ConfigError(f"--record {record}: expected checkpoint or full")
     if compression is not None:
-        parse_compression(compression)  # reject it before a folder is made
+        deploy.parse_compression(compression)  # reject it before a folder is made
     endpoint = _choose_endpoint(host, port, keys, insecure, local)
     if resume is not None:
-        run = _check_stopped(resume)
+        run = _check_resumable(resume)
     else:
         assert source is not None
+        clients = [] if local is None else [f"clients={local}"]  # the data is divided among them
         seeded = [] if seed is None else [f"seed={seed}"]
-        run = _create_run(source, scale, [*(changes or []), *seeded], until, out, local, model)
+        experiment = options.load(source, [*clients, *(changes or []), *seeded], until, scale).experiment
+        deploy.check_servable(experiment, model)  # before a folder is made
+        run = options.new_folder(f"{experiment.name}-{spec.strategy_name(experiment)}", out)
+        run_folders.create_run(run, experiment, options.command_line())
     # omitted options keep their earlier values
-    earlier = AppOptions.read(run / LIVE_FOLDER) or AppOptions("")
-    app_options = AppOptions(
+    earlier = deploy.AppOptions.read(run / deploy.LIVE_FOLDER) or deploy.AppOptions("")
+    app_options = deploy.AppOptions(
         str(run.resolve()),
         keys=endpoint.keys is not None,
         min_sites=min_sites or local or earlier.min_sites,
@@ -108,91 +100,63 @@ def serve(
         compression=compression or earlier.compression,
         model=earlier.model if model is None else str(model.resolve()),
     )
-    server = ServerProcesses(run, endpoint, app_options)
+    server = deploy.ServerProcesses(run, endpoint, app_options)
     status = None
     try:
-        status = _supervise(server, run, _local_sites(run, endpoint, local or 0))
+        status = _supervise(server, run, _local_site_commands(run, endpoint, local or 0))
     finally:
         server.close()
-    _conclude(run, status, as_json)
+    _print_end(run, status, as_json)
 
 
-def _choose_endpoint(host: str, port: int | None, folder: Path, insecure: bool, local: int | None) -> Endpoint:
-    from offbeat.deploy import Endpoint, check_port_is_free, free_port
-
-    if (insecure or local) and not is_loopback(host):
+def _choose_endpoint(host: str, port: int | None, folder: Path, insecure: bool, local: int | None) -> deploy.Endpoint:
+    """Return address, port and keys of the server, and reject those that are unsafe or not available."""
+    if (insecure or local) and not deploy.is_loopback(host):
         option = "--insecure" if insecure else "--local"
         raise ConfigError(
             f"{option} is not allowed on {host}, where anyone could join: make keys with 'offbeat keys', or omit --host"
         )
-    chosen = port or (free_port(host) if local else DEFAULT_PORT)
-    check_port_is_free(host, chosen)
+    chosen = port or (deploy.free_port(host) if local else DEFAULT_PORT)
+    deploy.check_port_is_free(host, chosen)
     if insecure or local:
-        return Endpoint(host, chosen, None)
-    keys = ServerKeys(folder)
+        return deploy.Endpoint(host, chosen, None)
+    keys = deploy.ServerKeys(folder)
     keys.check(host)
-    if (left := days_left(keys.certificate)) < RENEWAL_DAYS:
+    if (left := deploy.days_left(keys.certificate)) < RENEWAL_DAYS:
         say(f"{keys.certificate} expires in {left:.0f} days: 'offbeat keys --host …' makes a new one", err=True)
-    return Endpoint(host, chosen, keys)
+    return deploy.Endpoint(host, chosen, keys)
 
 
-def _create_run(
-    source: str,
-    scale: str | None,
-    changes: list[str],
-    until: str | None,
-    out: Path | None,
-    local: int | None,
-    model: Path | None,
-) -> Path:
-    """Make a run folder; with --local, the data is divided among that number of clients."""
-    from offbeat.deploy import check_servable
-    from offbeat.experiment.run import create_run
-    from offbeat.experiment.spec import strategy_name
-
-    clients = [] if local is None else [f"clients={local}"]
-    experiment = options.load(source, [*clients, *changes], until, scale).experiment
-    check_servable(experiment, model)  # before a folder is made
-    folder = options.new_folder(f"{experiment.name}-{strategy_name(experiment)}", out)
-    create_run(folder, experiment, shlex.join(["offbeat", *sys.argv[1:]]))
-    return folder
-
-
-def _check_stopped(folder: Path) -> Path:
-    from offbeat.experiment.run import Run
-
-    run = Run(folder)
+def _check_resumable(folder: Path) -> Path:
+    """Return the folder of a live run that is not complete, and reject others."""
+    run = run_folders.Run(folder)
     run.experiment()
-    if not (folder / LIVE_FOLDER).is_dir():
+    if not (folder / deploy.LIVE_FOLDER).is_dir():
         raise ConfigError(f"{folder} is not a live run: continue it with 'offbeat run --resume {folder}'")
     if run.complete:
         raise ConfigError(f"{folder} is complete: 'offbeat show {folder}' prints its results")
     return folder
 
 
-def _local_sites(run: Path, endpoint: Endpoint, count: int) -> dict[str, list[str]]:
+def _local_site_commands(run: Path, endpoint: deploy.Endpoint, count: int) -> dict[str, list[str]]:
     """Return the commands of the sites of --local, by name."""
-
-    address = join_address(endpoint.host, endpoint.port)
-    common = [sys.executable, "-m", "offbeat", "join", "--insecure", "--server", address]
-    homes = [run / LIVE_FOLDER / "sites" / f"site-{number + 1}" for number in range(count)]
+    address = deploy.join_address(endpoint.host, endpoint.port)
+    shared = [sys.executable, "-m", "offbeat", "join", "--insecure", "--server", address]
+    homes = [run / deploy.LIVE_FOLDER / "sites" / f"site-{number + 1}" for number in range(count)]
     return {
-        home.name: [*common, "--name", home.name, "--partition", str(number), "--home", str(home)]
+        home.name: [*shared, "--name", home.name, "--partition", str(number), "--home", str(home)]
         for number, home in enumerate(homes)
     }
 
 
-def _supervise(server: ServerProcesses, run: Path, local_sites: dict[str, list[str]]) -> AppStatus | None:
+def _supervise(server: deploy.ServerProcesses, run: Path, local_sites: dict[str, list[str]]) -> deploy.AppStatus | None:
     """Run the server and the local sites until the end or a signal, and show the progress."""
-    import logging
-    import time
-
     logging.basicConfig(format="offbeat: %(message)s", level=logging.WARNING)
     endpoint = server.endpoint
     with stop_on_signals() as stop, _progress_line() as show:
         show("starting Flower")
         server.start()
-        address = join_address(endpoint.host, endpoint.port)
+        address = deploy.join_address(endpoint.host, endpoint.port)
         security = (
             "without keys, on loopback" if endpoint.keys is None else f"with TLS and keys from {endpoint.keys.folder}"
         )
@@ -208,14 +172,13 @@ def _supervise(server: ServerProcesses, run: Path, local_sites: dict[str, list[s
                     _restart_site(server, name, command)
             if time.monotonic() - shown_at > 1.0:
                 shown_at = time.monotonic()
-                show(_progress(run))
+                show(describe_progress(run))
         show("stopping with a checkpoint")
         return server.stop()
 
 
-def _restart_site(server: ServerProcesses, name: str, command: list[str]) -> None:
+def _restart_site(server: deploy.ServerProcesses, name: str, command: list[str]) -> None:
     """Restart a local site that was killed; raise RunError for one that failed."""
-
     status = server.children.started[name].returncode
     if status == 0:
         return  # it received a farewell
@@ -224,18 +187,18 @@ def _restart_site(server: ServerProcesses, name: str, command: list[str]) -> Non
     server.children.start(name, command)
 
 
-def _progress(run: Path) -> str:
+def describe_progress(run: Path) -> str:
     """Describe the state of a live run in one line."""
-
     try:
-        status = overview(run)
+        status = deploy.overview(run)
     except OffbeatError:
         return "starting"
     sites = status["sites"]
-    away = sum(site.get("doing") == AWAY for site in sites)
+    away = sum(site.get("doing") == deploy.AWAY for site in sites)
     if not status["began"]:
-        app_options, registered = AppOptions.read(run / LIVE_FOLDER), RegisteredSites.read(run / LIVE_FOLDER)
-        joined = {site["name"] for site in sites if site.get("doing") != AWAY}
+        folder = run / deploy.LIVE_FOLDER
+        app_options, registered = deploy.AppOptions.read(folder), deploy.RegisteredSites.read(folder)
+        joined = {site["name"] for site in sites if site.get("doing") != deploy.AWAY}
         absent = sorted({name for name, _ in registered.nodes.values()} - joined) if registered else []
         missing = f"; missing: {', '.join(absent[:5])}{', …' if len(absent) > 5 else ''}" if absent else ""
         least = app_options.min_sites if app_options else 1
@@ -252,10 +215,6 @@ def _progress(run: Path) -> str:
 @contextmanager
 def _progress_line() -> Iterator[Callable[[str], None]]:
     """Show progress as one changing line on a terminal; else as a line per minute and when sites join."""
-    import time
-
-    from rich.console import Console
-
     console = Console(stderr=True, markup=False)
     if console.is_terminal:
         with console.status("") as status:
@@ -264,6 +223,7 @@ def _progress_line() -> Iterator[Callable[[str], None]]:
     last, shown_at = "", 0.0
 
     def show(text: str) -> None:
+        """Print the text if it is new and either urgent or due."""
         nonlocal last, shown_at
         due = text.startswith(("waiting", "stopping")) or time.monotonic() - shown_at > LINE_SECONDS
         if text != last and due and text != "starting Flower":
@@ -273,14 +233,12 @@ def _progress_line() -> Iterator[Callable[[str], None]]:
     yield show
 
 
-def _conclude(run: Path, app_status: AppStatus | None, as_json: bool) -> None:
+def _print_end(run: Path, app_status: deploy.AppStatus | None, as_json: bool) -> None:
     """Print the status of the run at its end, and how to resume it if it is not complete."""
-    from offbeat.experiment.run import Run
-
-    resume = shlex.join(["offbeat", "serve", "--resume", str(run)])
+    resume = options.format_command("serve", "--resume", run)
     if app_status is not None and app_status.state == "failed":
         raise RunError(f"{app_status.reason}. No data was lost. Once fixed, run: {resume}")
-    status, complete = overview(run), Run(run).complete
+    status, complete = deploy.overview(run), run_folders.Run(run).complete
     if as_json:
         print_json({"folder": str(run), "complete": complete, **status})
     else:

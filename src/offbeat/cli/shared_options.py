@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from itertools import count
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import Annotated, cast
 
 import typer
 
+from offbeat import engine, presets, results, workers
 from offbeat.cli.completion import complete_source, complete_strategies
 from offbeat.cli.terminal import say
 from offbeat.core.errors import ConfigError, RunError, unknown_name
-
-if TYPE_CHECKING:
-    from offbeat.presets import Preset
+from offbeat.experiment import run as run_folders
+from offbeat.experiment import spec
 
 Source = Annotated[
     str | None,
@@ -118,36 +124,41 @@ DryRun = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
+# ---------------------------------------------------------------- checks
+
+
 def check_source_or_resume(source: str | None, resume: Path | None, **new_only: object) -> None:
     """Check that either a source or --resume is given, and --resume without options that only a new run takes."""
-
     if (source is None) == (resume is None):
         raise ConfigError("give a preset or an experiment file, or --resume DIR to continue what was stopped")
-    unused = [
-        f"--{name}" for name, value in new_only.items() if value is not None and value is not False and value != []
-    ]
+    set_values = {name: value for name, value in new_only.items() if value is not None and value is not False}
+    unused = [f"--{name.replace('_', '-')}" for name, value in set_values.items() if value != []]
     if resume is not None and unused:
         raise ConfigError(f"--resume continues with the stored settings: omit {', '.join(unused)}")
 
 
+def check_until(until: str | None) -> None:
+    """Reject an empty --until."""
+    if until is not None and not until.strip(" ,"):
+        raise ConfigError("--until is empty: write 3600s, 2h, 500updates, acc=0.9, or several separated by commas")
+
+
+def check_execution_options(worker: str | None, memory: str | None = None, track: list[str] | None = None) -> None:
+    """Check --worker, --client-memory and --track before a folder is made."""
+    if worker is not None:
+        workers.parse_worker(worker)
+    if memory is not None:
+        run_folders.parse_memory_limit(memory)
+    results.tracking.parse_trackers(track or [])
+
+
+# ---------------------------------------------------------------- experiments
+
+
 def load(
     source: str, changes: list[str] | None, until: str | None, scale: str | None = None, several: bool = False
-) -> Preset:
+) -> presets.Preset:
     """Load a preset or an experiment file and apply the changes; `several`: the command can run several methods."""
-    from dataclasses import replace
-
-    from offbeat import presets
-    from offbeat.engine import parse_until
-    from offbeat.experiment.spec import (
-        paths_in,
-        read_experiment_with_methods,
-        resolve_paths,
-        split_change,
-        strategy_name,
-        with_all_owners,
-        with_changes,
-    )
-
     path, all_owners, changes = Path(source), False, changes or []
     if source in presets.names():
         preset = presets.load(source, cast("presets.Scale | None", scale))  # rejects an unknown scale
@@ -155,7 +166,7 @@ def load(
         if scale is not None:
             raise ConfigError(f"--scale {scale}: {source} is a file; only presets of papers have scales")
         file = path / "experiment.yaml" if path.is_dir() else path
-        read = read_experiment_with_methods(file)
+        read = spec.read_experiment_with_methods(file)
         if not several and read.needs_method_choice(changes):
             raise ConfigError(
                 f"{file} has several methods: {', '.join(read.methods)}; choose one with --set 'strategy="
@@ -163,87 +174,94 @@ def load(
             )
         all_owners, experiment = read.all_owners, read.experiment
         named = read.names_strategy or not read.methods
-        default = {strategy_name(experiment): experiment.strategy} if named else {}
+        default = {spec.strategy_name(experiment): experiment.strategy} if named else {}
         preset = presets.Preset(f"from {file}", experiment, {**default, **read.methods}, tuple(read.methods))
     else:
         raise unknown_name("preset or file", source, presets.names())
-    experiment = with_changes(preset.experiment, changes, preset.methods)
+    experiment = spec.with_changes(preset.experiment, changes, preset.methods)
     # paths in changes are relative to the current folder
-    experiment = resolve_paths(experiment, Path.cwd(), but=paths_in(preset.experiment))
-    if all_owners and not any(split_change(change)[0] == ["clients"] for change in changes):
-        experiment = with_all_owners(experiment)
-    if until is not None:
-        check_until(until)
-        experiment = replace(experiment, until=parse_until(until, experiment.until))
-    return replace(preset, experiment=experiment)
+    experiment = spec.resolve_paths(experiment, Path.cwd(), but=spec.paths_in(preset.experiment))
+    if all_owners and not changes_setting("clients", changes):
+        experiment = spec.with_all_owners(experiment)
+    return replace(preset, experiment=with_until(experiment, until))
 
 
-def check_until(until: str) -> None:
-    if not until.strip(" ,"):
-        raise ConfigError("--until is empty: write 3600s, 2h, 500updates, acc=0.9, or several separated by commas")
+def with_until(experiment: spec.Experiment, until: str | None) -> spec.Experiment:
+    """Return the experiment with the end that --until gives; what it does not name stays."""
+    check_until(until)
+    return experiment if until is None else replace(experiment, until=engine.parse_until(until, experiment.until))
 
 
-def warn(lines: Iterable[str]) -> None:
-    """Print each warning once."""
-
-    for line in dict.fromkeys(lines):
-        say(f"warning: {line}", err=True)
+def changes_setting(setting: str, changes: list[str] | None) -> bool:
+    """Return True if --set changes this setting as a whole."""
+    return any(spec.split_change(change)[0] == [setting] for change in changes or [])
 
 
-def check_execution_options(worker: str | None, memory: str | None = None, track: list[str] | None = None) -> None:
-    """Check --worker, --client-memory and --track before a folder is made."""
-    from offbeat.experiment.run import parse_memory_limit
-    from offbeat.results import tracking
-    from offbeat.workers import parse_worker
+def names_data(changes: list[str] | None) -> bool:
+    """Return True if --set changes the data set or one of its settings."""
+    return any(change.split("=", 1)[0].split(".")[0] == "data" for change in changes or [])
 
-    if worker is not None:
-        parse_worker(worker)
-    if memory is not None:
-        parse_memory_limit(memory)
-    tracking.parse_trackers(track or [])
+
+# ---------------------------------------------------------------- folders
 
 
 def use_data(folder: Path | None, run: Path | None = None) -> None:
     """Set the data folder for this process and its children: `folder`, else the one that was used for `run`."""
-    import os
-
     if folder is not None:
         if not folder.is_dir():
             raise ConfigError(f"--data {folder}: the folder does not exist")
         os.environ["OFFBEAT_DATA"] = str(folder.resolve())
     elif run is not None:
-        from offbeat.experiment.run import Run
-
-        recorded = Run(run).data_root()
+        recorded = run_folders.Run(run).data_root()
         if recorded is not None and recorded.is_dir():
             os.environ["OFFBEAT_DATA"] = str(recorded)
 
 
 def data_arguments(run: Path) -> list[str]:
     """Return the --data option that a resumed run needs, which is none unless the data has moved."""
-    from offbeat.experiment.run import Run
-    from offbeat.scenario.data import named_root
+    from offbeat.scenario.data import named_root  # imports torch
 
     root = named_root()
-    return [] if root is None or root == Run(run).data_root() else ["--data", str(root)]
+    return [] if root is None or root == run_folders.Run(run).data_root() else ["--data", str(root)]
 
 
 def new_folder(name: str, out: Path | None) -> Path:
     """Return `out`, or make the first free of runs/NAME-1, runs/NAME-2, …, so that parallel commands do not collide."""
-    import re
-
     if out is not None:
         return out
     base = re.sub(r"[^\w.-]+", "-", name).strip("-.")  # a name is free text
-    number = 1
-    while True:
+    for number in count(1):
         folder = Path("runs") / f"{base}-{number}"
         try:
             folder.mkdir(parents=True)
-            return folder
+            break
         except FileExistsError:
-            number += 1
+            continue
         except OSError as error:
-            raise RunError(
-                f"cannot make {folder}: {error.strerror or error}; choose another folder with --out"
-            ) from None
+            reason = error.strerror or error
+            raise RunError(f"cannot make {folder}: {reason}; choose another folder with --out") from None
+    return folder
+
+
+# ---------------------------------------------------------------- messages
+
+
+def warn(lines: Iterable[str]) -> None:
+    """Print each warning once."""
+    for line in dict.fromkeys(lines):
+        say(f"warning: {line}", err=True)
+
+
+def warn_of_settings(experiments: Mapping[str, spec.Experiment]) -> None:
+    """Print the warnings about unsuitable settings of each method."""
+    warn(f"{label}: {line}" for label, each in experiments.items() for line in spec.setting_warnings(each))
+
+
+def command_line() -> str:
+    """Return the command of this process, quoted for a shell."""
+    return shlex.join(["offbeat", *sys.argv[1:]])
+
+
+def format_command(*words: object) -> str:
+    """Return an offbeat command, quoted for a shell."""
+    return shlex.join(["offbeat", *map(str, words)])

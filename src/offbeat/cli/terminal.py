@@ -9,57 +9,50 @@ import sys
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 import typer
 
+from offbeat import metrics, results
 from offbeat.cli import text_table
 from offbeat.core.errors import escape_unprintable, format_count
-
-if TYPE_CHECKING:
-    from offbeat.core.protocol import Strategy
-    from offbeat.experiment.spec import Experiment
-    from offbeat.results import ResultTable, TableKind
+from offbeat.experiment import spec
 
 LOG_WIDTH = 200  # columns where the output is not a terminal
 
 
 def say(text: object, err: bool = False) -> None:
     """Print one line; escape line breaks and control characters, since names and paths may contain them."""
-
     typer.echo(escape_unprintable(text), err=err)
 
 
 def print_json(value: object) -> None:
+    """Print a value as indented JSON."""
     typer.echo(format_json(value))
 
 
 def format_json(value: object) -> str:
     """Format a value as strict JSON, with null for NaN."""
-    from offbeat.metrics import without_nan
-
     # json escapes all other control characters
-    return json.dumps(without_nan(value), indent=2, allow_nan=False).replace("\x7f", "\\u007f")
+    return json.dumps(metrics.without_nan(value), indent=2, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def print_experiment(
-    experiment: Experiment, as_json: bool, methods: Mapping[str, Strategy] | None = None, seeds: Sequence[int] = ()
+    experiment: spec.Experiment, as_json: bool, methods: Mapping[str, object] | None = None, seeds: Sequence[int] = ()
 ) -> None:
     """Print an experiment file; for a comparison, precede it by comments with methods and seeds."""
-    from offbeat.experiment.spec import changed_settings, name_of, to_values, to_yaml, to_yaml_line
-
     if as_json:
-        plain = {name: to_values(strategy, "strategy") for name, strategy in (methods or {}).items()}
-        more = {} if methods is None else {"methods": plain, "seeds": list(seeds)}
-        print_json({"experiment": to_values(experiment), **more})
+        values = {name: spec.to_values(strategy, "strategy") for name, strategy in (methods or {}).items()}
+        more = {} if methods is None else {"methods": values, "seeds": list(seeds)}
+        print_json({"experiment": spec.to_values(experiment), **more})
         return
     if methods is not None:
         numbers = f"{format_count(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
         runs = format_count(len(methods) * len(seeds), "run")
         say(f"# {format_count(len(methods), 'method')} × {numbers}: {runs}")
         for name, strategy in methods.items():
-            say(f"#   {name}: {to_yaml_line({'name': name_of('strategy', strategy), **changed_settings(strategy)})}")
-    for line in to_yaml(experiment).splitlines():
+            settings = {"name": spec.name_of("strategy", strategy), **spec.changed_settings(strategy)}
+            say(f"#   {name}: {spec.to_yaml_line(settings)}")
+    for line in spec.to_yaml(experiment).splitlines():
         say(line)
 
 
@@ -69,13 +62,13 @@ def print_table(rows: list[list[str]], left: bool = False, headings: bool = True
         typer.echo(line)
 
 
-def print_tables(tables: Sequence[ResultTable]) -> None:
+def print_tables(tables: Sequence[results.ResultTable]) -> None:
+    """Print tables that fit the terminal."""
     typer.echo(format_tables(tables, *_screen()), nl=False)
 
 
-def format_tables(tables: Sequence[ResultTable], width: int = LOG_WIDTH, rule: bool = False) -> str:
+def format_tables(tables: Sequence[results.ResultTable], width: int = LOG_WIDTH, rule: bool = False) -> str:
     """Format tables with titles and notes, separated by blank lines."""
-
     parts = []
     for table in tables:
         above = [escape_unprintable(line) for line in (table.title, *table.lead) if line]
@@ -84,7 +77,8 @@ def format_tables(tables: Sequence[ResultTable], width: int = LOG_WIDTH, rule: b
     return "\n".join(parts)
 
 
-def _format_rows(rows: Sequence[Sequence[str]], kind: TableKind, width: int, rule: bool) -> list[str]:
+def _format_rows(rows: Sequence[Sequence[str]], kind: results.TableKind, width: int, rule: bool) -> list[str]:
+    """Return the lines of a table that fits the width."""
     rows = [[escape_unprintable(cell) for cell in row] for row in rows]
     if kind == "pairs":
         return text_table.format_pairs(rows, width)

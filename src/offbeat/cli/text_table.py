@@ -89,10 +89,12 @@ def _min_width(column: Column) -> int:
 
 
 def _fits(columns: Sequence[Column], width: int, gap: int) -> bool:
+    """Return True if the columns fit with folded headings."""
     return sum(map(_min_width, columns)) + gap * (len(columns) - 1) <= width
 
 
 def _format_columns(columns: Sequence[Column], width: int, gap: int, rule: bool) -> list[str]:
+    """Return the lines of a table whose columns fit; folded headings end in the line above the numbers."""
     widths = [_min_width(column) for column in columns]
     spare = width - sum(widths) - gap * (len(columns) - 1)
     headings = []
@@ -110,10 +112,12 @@ def _format_columns(columns: Sequence[Column], width: int, gap: int, rule: bool)
 
 
 def _format_line(cells: Sequence[str], widths: Sequence[int], gap: int) -> str:
+    """Return one line with the name on the left and the numbers on the right of their columns."""
     numbers = zip(cells[1:], widths[1:], strict=True)
     right = (" " * (gap + wide - cell_len(cell)) + cell for cell, wide in numbers)
     return (set_cell_size(cells[0], widths[0]) + "".join(right)).rstrip()
 
 
 def _indent(lines: Sequence[str]) -> list[str]:
+    """Move lines to the right."""
     return [" " * GAP + line for line in lines]

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-import shlex
+import sys
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
+from offbeat import experiment as experiments
+from offbeat import metrics, results
+from offbeat.cli import shared_options as options
 from offbeat.cli.progress_bar import Pace, metric_parts, show_progress
 from offbeat.core.errors import RunError, escape_unprintable
-
-if TYPE_CHECKING:
-    from offbeat.results import RunFollower, RunProgress
+from offbeat.experiment import run as run_folders
 
 IDLE_SECONDS = 10.0  # without a computing process until the command gives up; processes take a while to start
 SCREEN_SECONDS, LOG_SECONDS = 1.0, 10.0  # between two reads
@@ -32,12 +34,7 @@ def watch(
     This command only reads, from any machine that can access the folder. It ends with the run, or with an error if no
     process computes the run.
     """
-    import sys
-    import time
-
-    from offbeat.results import RunFollower, open_runs
-
-    monitor = Monitor(folder, {name: RunFollower(run) for name, run in open_runs(folder).items()})
+    monitor = Monitor(folder)
     on_screen = sys.stderr.isatty() and not as_json and not once
     every = every or (SCREEN_SECONDS if on_screen else LOG_SECONDS)
     idle_since: float | None = None
@@ -63,12 +60,11 @@ def watch(
 class Monitor:
     """Read the progress of one or several runs and describe it."""
 
-    def __init__(self, folder: Path, followers: dict[str, RunFollower]) -> None:
-        from offbeat.experiment.run import COMPARISON
-
-        self.folder, self.followers = folder, followers
-        self.several = (folder / COMPARISON).is_file()
-        self.progress: list[RunProgress] = []
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.followers = {name: results.RunFollower(run) for name, run in results.open_runs(folder).items()}
+        self.several = (folder / experiments.MANIFEST).is_file()
+        self.progress: list[results.RunProgress] = []
         self.share = 0.0
         self.left: float | None = None
         self.rate: float | None = None
@@ -76,6 +72,7 @@ class Monitor:
         self._first: tuple[float, int] | None = None
 
     def read(self, now: float) -> None:
+        """Read the progress of all runs, and estimate speed and remaining time."""
         self.progress = [follower.read_progress() for follower in self.followers.values()]
         self.share = sum(each.share for each in self.progress) / len(self.progress)
         self.left = self._pace.seconds_left(self.share, now)
@@ -86,10 +83,12 @@ class Monitor:
 
     @property
     def ended(self) -> bool:
+        """True if all runs have ended."""
         return all(each.state == "ended" for each in self.progress)
 
     @property
     def idle(self) -> bool:
+        """True if no process computes any of the runs."""
         return not any(each.state == "going on" for each in self.progress)
 
     def parts(self) -> list[str]:
@@ -101,7 +100,7 @@ class Monitor:
             return [*state, f"{run.now:.0f} s of {follower.until}", f"{run.updates} updates{rate}", *_details(run)]
         finished = sum(each.state == "ended" for each in self.progress)
         running = [
-            " ".join([name, f"{run.share:.0%}", *_metrics(run)[:1]])
+            " ".join([name, f"{run.share:.0%}", *metric_parts(run.metrics)[:1]])
             for name, run in zip(self.followers, self.progress, strict=True)
             if run.state == "going on"
         ]
@@ -109,6 +108,7 @@ class Monitor:
         return [*state, f"{finished} of {len(self.progress)} runs", f"{updates} updates{rate}", *running]
 
     def closing_line(self) -> str:
+        """Describe the end of the run, or of all runs."""
         if self.several:
             return escape_unprintable(f"{self.folder} finished: {len(self.progress)} of {len(self.progress)} runs")
         run = self.progress[0]
@@ -116,31 +116,27 @@ class Monitor:
         return escape_unprintable(f"{self.folder} finished ({run.reason}): {', '.join(parts)}")
 
     def format_json(self) -> str:
-        from offbeat.metrics import without_nan
-
+        """Return the progress of the run, or of all runs, as one line of JSON."""
         pace = {"folder": str(self.folder), "share": self.share, "left": self.left, "rate": self.rate}
         runs = [each.as_json() for each in self.progress]
         values = {"runs": dict(zip(self.followers, runs, strict=True))} if self.several else runs[0]
-        return json.dumps(without_nan({**values, **pace}), allow_nan=False)
+        return json.dumps(metrics.without_nan({**values, **pace}), allow_nan=False)
 
     def resume_command(self) -> str:
-        from offbeat.experiment import Comparison
-        from offbeat.experiment.run import Run
-
-        if not self.several and (self.folder / "sites.json").is_file():
+        """Return the command that continues the run or the comparison."""
+        if self.several:
+            command = experiments.Comparison(self.folder).verb
+        elif (self.folder / "sites.json").is_file():
             command = "serve"
-        elif not self.several and Run(self.folder).scripted:
+        elif run_folders.Run(self.folder).scripted:
             return (self.folder / "command.txt").read_text(encoding="utf-8").strip()
         else:
-            command = Comparison(self.folder).verb if self.several else "run"
-        return shlex.join(["offbeat", command, "--resume", str(self.folder)])
+            command = "run"
+        return options.format_command(command, "--resume", self.folder)
 
 
-def _metrics(run: RunProgress) -> list[str]:
-    return metric_parts(run.metrics)
-
-
-def _details(run: RunProgress) -> list[str]:
+def _details(run: results.RunProgress) -> list[str]:
+    """Return the metrics, the staleness and the failures of a run as parts of a line."""
     age = [] if run.staleness is None else [f"staleness {run.staleness:.1f}"]
     failed = {"refused": run.refused, "rejected": run.rejected, "lost": run.lost}
-    return [*_metrics(run), *age, *(f"{count} {name}" for name, count in failed.items() if count)]
+    return [*metric_parts(run.metrics), *age, *(f"{count} {name}" for name, count in failed.items() if count)]

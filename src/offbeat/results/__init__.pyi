@@ -24,6 +24,7 @@ from offbeat.results.report import read_report as read_report
 from offbeat.results.report import write_report as write_report
 from offbeat.results.result_files import RESULT_MARKERS as RESULT_MARKERS
 from offbeat.results.result_files import ComparisonResult as ComparisonResult
+from offbeat.results.result_files import Result as Result
 from offbeat.results.result_files import csv_records as csv_records
 from offbeat.results.result_files import open_result as open_result
 from offbeat.results.result_files import rank_results as rank_results

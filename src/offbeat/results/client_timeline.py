@@ -7,7 +7,7 @@ last event before it, and an update is part of the first version that is committ
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Sequence
+from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
@@ -29,8 +29,9 @@ BUFFERING_STRATEGIES = (*AVERAGING_STRATEGIES, FedBuff, CA2FL, FedPSA)  # a vers
 IdleEnd = Literal["work", "left", "back", "end"]
 
 ROWS_QUERY = """
-SELECT now, kind, client, ticket, version, base_version, steps, examples, detail, seq FROM trace
-UNION ALL SELECT now, 'commit', NULL, NULL, version, NULL, NULL, NULL, NULL, seq FROM commits ORDER BY seq
+SELECT now, kind, COALESCE(client, -1), COALESCE(ticket, -1), version, base_version, steps, examples, detail, seq
+FROM trace
+UNION ALL SELECT now, 'commit', -1, -1, version, NULL, NULL, NULL, NULL, seq FROM commits ORDER BY seq
 """
 
 
@@ -39,13 +40,14 @@ class TraceRow(NamedTuple):
 
     now: float
     kind: str
-    client: int | None
-    ticket: int | None
+    client: int  # -1: none
+    ticket: int  # -1: none
     version: int
     base_version: int | None
     steps: int | None
     examples: int | None
     detail: str | None
+    seq: int
 
 
 class OtherUpdate(NamedTuple):
@@ -88,6 +90,7 @@ class ClientJob:
 
     @property
     def staleness(self) -> int | None:
+        """Versions that were committed while the client worked; None without an update."""
         if self.outcome not in ("arrive", "reject") or self.version is None:
             return None
         return self.version - self.base_version
@@ -108,6 +111,7 @@ class IdlePeriod:
 
     @property
     def seconds(self) -> float:
+        """Length of the period."""
         return self.stop - self.start
 
 
@@ -134,28 +138,33 @@ class ClientTimeline:
     totals: dict[int, ClientTotals]
     mentioned: bool  # the trace has a row about this client
 
-    def total(self, *kinds: str) -> float:
+    def idle_seconds(self, *kinds: str) -> float:
+        """Return the total length of all idle periods of these kinds."""
         return sum(period.seconds for period in self.idle_periods if period.kind in kinds)
 
     @property
     def working(self) -> float:
+        """Seconds spent on jobs."""
         return sum((self.end if job.ended is None else job.ended) - job.sent for job in self.jobs)
 
 
 def read_client_timeline(db: sqlite3.Connection, client: int) -> ClientTimeline:
+    """Read the timeline of one client from the trace."""
     reader = _TimelineReader(client)
-    for *fields, _ in db.execute(ROWS_QUERY):
-        reader.add_row(TraceRow(*fields))
+    for row in db.execute(ROWS_QUERY):
+        reader.add_row(TraceRow(*row))
     last = db.execute("SELECT MAX(now) FROM (SELECT now FROM trace UNION ALL SELECT now FROM metrics)").fetchone()[0]
     return reader.finish(float(last or 0.0))
 
 
 class _TimelineReader:
+    """Build the timeline of one client from the rows of a trace in order."""
+
     def __init__(self, client: int) -> None:
         self.client = client
         self.jobs: list[ClientJob] = []
         self.idle_periods: list[IdlePeriod] = []
-        self.totals: dict[int, ClientTotals] = {}
+        self.totals: defaultdict[int, ClientTotals] = defaultdict(ClientTotals)
         self.open: dict[int, tuple[int, float]] = {}  # ticket -> client and dispatch time
         self.uncommitted: list[tuple[int, OtherUpdate]] = []  # tickets and updates since the last commit
         self.uncommitted_jobs: list[ClientJob] = []  # of this client
@@ -167,49 +176,49 @@ class _TimelineReader:
         self.ended: str | None = None
 
     def add_row(self, row: TraceRow) -> None:
+        """Add the next row: first its effect on all clients, then on this one."""
         if row.kind == "commit":
-            return self._commit(row)
+            self._commit(row)
+            return
         if row.kind == "stop":
             self.ended = row.detail
-            return None
+            return
         if row.kind in JOB_ENDS:
             self._end_job(row)
         elif row.kind == "timer" and not (self.cause and self.cause.at == row.now):
             self.cause = PrecedingEvent("timer", row.now, None, None, row.detail)
-        elif row.kind == "dispatch" and row.ticket is not None and row.client is not None:
+        elif row.kind == "dispatch":
             self.open[row.ticket] = row.client, row.now
-            self._count_passed_over(row)
+            to_other = row.client != self.client and row.now != self.others_sent_at
+            if to_other and self.idle is not None and self.idle.kind == "waiting":
+                self.others_sent_at = row.now
+                self.idle.times_passed_over += 1
         elif row.kind == "reject":
             self.uncommitted = [pair for pair in self.uncommitted if pair[0] != row.ticket]
-            self._totals(row).updates -= 1
+            self.totals[row.client].updates -= 1
         if row.client == self.client:
             self.mentioned = True
             self._add_own_row(row)
         if self.idle is not None:
             self.idle.max_at_work = max(self.idle.max_at_work, len(self.open))
-        return None
 
     def finish(self, end: float) -> ClientTimeline:
+        """End everything that is still open, and return the timeline."""
         if self.idle is not None:
             if self.idle.kind == "waiting":
                 self.idle.clients_at_work = sorted(self.open.values(), key=lambda pair: pair[1])[:MAX_OTHERS]
             self._end_idle(end, "end")
         for client, since in self.open.values():
-            self.totals.setdefault(client, ClientTotals()).working += end - since
+            self.totals[client].working += end - since
         return ClientTimeline(self.client, end, self.ended, self.jobs, self.idle_periods, self.totals, self.mentioned)
 
-    # ------------------------------------------------------------ all clients
-
-    def _totals(self, row: TraceRow) -> ClientTotals:
-        assert row.client is not None
-        return self.totals.setdefault(row.client, ClientTotals())
-
     def _end_job(self, row: TraceRow) -> None:
-        _, sent = self.open.pop(row.ticket if row.ticket is not None else -1, (None, row.now))
+        """Add the job of any client to its totals, and remember it as the cause of what follows."""
+        _, sent = self.open.pop(row.ticket, (None, row.now))
         self.cause = PrecedingEvent(row.kind, row.now, row.client, sent, row.detail)
-        totals = self._totals(row)
+        totals = self.totals[row.client]
         totals.working += row.now - sent
-        if row.kind == "arrive" and row.ticket is not None and row.client is not None:
+        if row.kind == "arrive":
             staleness = row.version - (row.base_version or 0)
             totals.updates += 1
             totals.staleness += staleness
@@ -218,6 +227,7 @@ class _TimelineReader:
             self.uncommitted.append((row.ticket, OtherUpdate(row.client, staleness, row.examples or 0)))
 
     def _commit(self, row: TraceRow) -> None:
+        """Assign all updates since the last commit to the new version."""
         for job in self.uncommitted_jobs:
             if job.outcome == "arrive":
                 others = [update for ticket, update in self.uncommitted if ticket != job.ticket]
@@ -226,18 +236,15 @@ class _TimelineReader:
         self.uncommitted_jobs.clear()
         self.uncommitted.clear()
 
-    def _count_passed_over(self, row: TraceRow) -> None:
-        if self.idle is None or self.idle.kind != "waiting" or row.client == self.client:
-            return
-        if row.now != self.others_sent_at:
-            self.others_sent_at = row.now
-            self.idle.times_passed_over += 1
-
-    # ------------------------------------------------------------ this client
-
     def _add_own_row(self, row: TraceRow) -> None:
+        """Add a row about this client."""
         if row.kind == "dispatch":
-            self._start_job(row)
+            if self.idle is not None:
+                self.idle.cause = self.cause if self.cause is not None and self.cause.at == row.now else None
+                if self.others_sent_at == row.now:  # sent work at the same instant as others: not passed over
+                    self.idle.times_passed_over -= 1
+                self._end_idle(row.now, "work")
+            self.jobs.append(ClientJob(row.ticket, row.now, row.version))
         elif row.kind in JOB_ENDS:
             self._end_own_job(row)
         elif row.kind == "reject" and self.jobs:
@@ -252,16 +259,8 @@ class _TimelineReader:
                 if job.ticket == row.ticket:
                     job.extra_uploads.append((row.kind, row.now))
 
-    def _start_job(self, row: TraceRow) -> None:
-        if self.idle is not None:
-            self.idle.cause = self.cause if self.cause is not None and self.cause.at == row.now else None
-            if self.others_sent_at == row.now:  # sent work at the same instant as others: not passed over
-                self.idle.times_passed_over -= 1
-            self._end_idle(row.now, "work")
-        assert row.ticket is not None
-        self.jobs.append(ClientJob(row.ticket, row.now, row.version))
-
     def _end_own_job(self, row: TraceRow) -> None:
+        """Record how a job of this client ended, and begin an idle period."""
         job = next((job for job in reversed(self.jobs) if job.ticket == row.ticket), None)
         if job is None:
             return
@@ -289,6 +288,7 @@ class _TimelineReader:
         self.others_sent_at = -1.0
 
     def _end_idle(self, now: float, reason: IdleEnd) -> None:
+        """End the current idle period; one without duration is dropped."""
         if self.idle is not None and now > self.idle.start:
             self.idle.stop, self.idle.ended_by = now, reason
             self.idle_periods.append(self.idle)
@@ -316,7 +316,12 @@ def update_weights(strategy: object, job: ClientJob) -> list[UpdateWeight]:
     if u is None or job.outcome != "arrive":
         return []
     if isinstance(strategy, AVERAGING_STRATEGIES):
-        return _share_by_examples(job, others) if job.committed is not None and others is not None else []
+        if job.committed is None or others is None:
+            return []
+        examples = job.examples or 0
+        total = examples + sum(other.examples for other in others)
+        text = f"{examples} of {total} examples: {examples / (total or 1):.0%} of the average"
+        return [UpdateWeight("share", examples / total, text)] if total else []
     discount = _discount(strategy, u)
     if discount is None:
         return []
@@ -330,21 +335,13 @@ def update_weights(strategy: object, job: ClientJob) -> list[UpdateWeight]:
         formula = f"α s({u}) = {strategy.alpha:g} × {discount:.3g} = {alpha:.3g}"
         weights.append(UpdateWeight("alpha", alpha, f"{formula}{share}: {meaning}"))
     if isinstance(strategy, FedBuff) and others and not strategy.client_weight:
-        total = discount + sum(_discount(strategy, other.staleness) or 0.0 for other in others)
-        part = discount / total if total else 0.0
+        weight_sum = discount + sum(_discount(strategy, other.staleness) or 0.0 for other in others)
+        part = discount / weight_sum if weight_sum else 0.0
         weights.append(UpdateWeight("share", part, f"{part:.0%} of the total weight of {1 + len(others)} updates"))
     return weights
 
 
-def _discount(strategy: object, u: int) -> float | None:
-    staleness = getattr(strategy, "staleness", None)
-    return float(staleness(u)) if callable(staleness) else None
-
-
-def _share_by_examples(job: ClientJob, others: Sequence[OtherUpdate]) -> list[UpdateWeight]:
-    examples = job.examples or 0
-    total = examples + sum(other.examples for other in others)
-    if not total:
-        return []
-    text = f"{examples} of {total} examples: {examples / total:.0%} of the average"
-    return [UpdateWeight("share", examples / total, text)]
+def _discount(strategy: object, staleness: int) -> float | None:
+    """Return the strategy's factor for this staleness; None if it has no such rule."""
+    rule = getattr(strategy, "staleness", None)
+    return float(rule(staleness)) if callable(rule) else None

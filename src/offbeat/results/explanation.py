@@ -11,7 +11,7 @@ from offbeat.core.errors import ConfigError
 from offbeat.experiment.run import Run
 from offbeat.experiment.spec import name_of, short_name
 from offbeat.metrics import MAX_LISTED_CLIENTS, SERVED, client_label, open_trace
-from offbeat.results.client_timeline import ClientJob, ClientTotals, IdlePeriod, read_client_timeline, update_weights
+from offbeat.results.client_timeline import ClientJob, ClientTotals, read_client_timeline, update_weights
 from offbeat.results.narrative import (
     ExplainedClient,
     TimedSentence,
@@ -49,6 +49,7 @@ def _known_clients(db: sqlite3.Connection, population: int) -> range | list[int]
 
 
 def _find_client(text: str, names: Mapping[int, str], known: Sequence[int]) -> int:
+    """Return the client with this name or number."""
     for client, name in names.items():
         if name == text:
             return client
@@ -64,6 +65,7 @@ def _find_client(text: str, names: Mapping[int, str], known: Sequence[int]) -> i
 
 
 def _read_notes(db: sqlite3.Connection, tickets: Sequence[int]) -> dict[int, dict[str, float]]:
+    """Read the notes of the strategy about these tickets."""
     notes: dict[int, dict[str, float]] = {ticket: {} for ticket in tickets}
     query = "SELECT ticket, key, value FROM notes WHERE ticket IS NOT NULL AND value IS NOT NULL ORDER BY seq"
     for ticket, key, value in db.execute(query):
@@ -91,13 +93,19 @@ def explain_moment(explained: ExplainedClient, now: float) -> tuple[str, list[Ti
         lines.append((period.start, describe_idle_period(explained, period)))
         lines += [(job.sent, f"then received version {job.base_version}") for job in after]
         return f"{was} {period.kind}, since {format_time(period.start)}", _by_time(lines)
-    jobs = [job for job in timeline.jobs if job.sent <= now and (job.ended is None or now <= job.ended)]
+    jobs = [job for job in timeline.jobs if _is_open(job, now)]
     if not jobs:
         return f"the trace has no information about it at {format_time(now)}", []
     return f"{was} at work, since {format_time(jobs[-1].sent)}", _by_time(job_sentences(explained, jobs[-1]))
 
 
+def _is_open(job: ClientJob, now: float) -> bool:
+    """Return True if the client worked on the job at this time."""
+    return job.sent <= now and (job.ended is None or now <= job.ended)
+
+
 def _by_time(lines: list[TimedSentence]) -> list[TimedSentence]:
+    """Sort sentences by time; those of the same time keep their order."""
     return sorted(lines, key=lambda line: line[0])
 
 
@@ -109,8 +117,8 @@ def time_shares(explained: ExplainedClient) -> dict[str, float]:
     timeline = explained.timeline
     seconds = {
         "working": timeline.working,
-        "waiting": timeline.total("waiting"),
-        "away": timeline.total("away", "held off"),
+        "waiting": timeline.idle_seconds("waiting"),
+        "away": timeline.idle_seconds("away", "held off"),
     }
     return {kind: value / (timeline.end or 1.0) for kind, value in seconds.items()}
 
@@ -122,14 +130,19 @@ def explain_run(explained: ExplainedClient) -> list[list[str]]:
     totals, length = timeline.totals.get(timeline.client, ClientTotals()), timeline.end or 1.0
 
     def compared(values: Sequence[float], spec: str) -> str:
+        """Return the median of the other clients in brackets."""
         return f" (median of others: {format(median(values), spec)})" if values else ""
 
+    outcomes = Counter[str](job.outcome for job in timeline.jobs)
+    texts = {"reject": "rejected by the method", "refuse": "refused by the gate", "lost": "lost"}
+    counts = ", ".join(f"{outcomes[outcome]} {text}" for outcome, text in texts.items() if outcomes[outcome])
+    failures = f"; {counts}" if counts else ""
     working = compared([other.working / length for other in others], ".0%")
     rows = [
         ["at work", f"{shares['working']:.0%} of {timeline.end:.0f} s{working}"],
         ["waiting", f"{shares['waiting']:.0%}{_describe_blockers(explained)}"],
         ["away", f"{shares['away']:.0%}"],
-        ["updates", f"{totals.updates}{compared([o.updates for o in others], 'g')}{_describe_failures(explained)}"],
+        ["updates", f"{totals.updates}{compared([o.updates for o in others], 'g')}{failures}"],
     ]
     answering = [other for other in others if other.answers]
     if totals.answers:
@@ -141,19 +154,19 @@ def explain_run(explained: ExplainedClient) -> list[list[str]]:
     if staleness:
         median_staleness = compared([other.staleness / other.answers for other in answering], ".1f")
         rows.append(["staleness", f"{fmean(staleness):.1f} on average, at most {max(staleness)}{median_staleness}"])
-    weight = describe_mean_weight(explained)
-    if weight is not None:
+    if (weight := _describe_mean_weight(explained)) is not None:
         rows.append(["weight", weight])
     return rows
 
 
-def describe_mean_weight(explained: ExplainedClient) -> str | None:
-    values: dict[str, list[float]] = {}
+def _describe_mean_weight(explained: ExplainedClient) -> str | None:
+    """Describe the mean of each known weight of the client's updates; None if none is known."""
+    values = defaultdict[str, list[float]](list)
     for job in explained.timeline.jobs:
         for weight in update_weights(explained.strategy, job):
-            values.setdefault(weight.name, []).append(weight.value)
+            values[weight.name].append(weight.value)
         if "weight" in (notes := explained.notes.get(job.ticket, {})):
-            values.setdefault("note", []).append(notes["weight"])
+            values["note"].append(notes["weight"])
     texts = {
         "share": "{:.0%} of a version on average",
         "discount": "discount s {:.3g} on average",
@@ -175,17 +188,8 @@ def _describe_blockers(explained: ExplainedClient) -> str:
         return ""
     client, longest = max(seconds.items(), key=lambda pair: pair[1])
     waits = sum(period.kind == "waiting" for period in explained.timeline.idle_periods)
-    name = explained.client_name(client)
-    return (
-        f", mostly for {name}, the last of its round in {times[client]} of {waits} waits ({format_duration(longest)})"
-    )
-
-
-def _describe_failures(explained: ExplainedClient) -> str:
-    counts = Counter[str](job.outcome for job in explained.timeline.jobs)
-    words = {"reject": "rejected by the method", "refuse": "refused by the gate", "lost": "lost"}
-    failures = ", ".join(f"{counts[outcome]} {word}" for outcome, word in words.items() if counts[outcome])
-    return f"; {failures}" if failures else ""
+    share = f"{times[client]} of {waits} waits ({format_duration(longest)})"
+    return f", mostly for {explained.client_name(client)}, the last of its round in {share}"
 
 
 def key_moments(explained: ExplainedClient) -> list[TimedSentence]:
@@ -229,10 +233,9 @@ def explain_no_jobs(explained: ExplainedClient) -> str | None:
 
 
 def explanation_json(explained: ExplainedClient, now: float | None) -> dict[str, object]:
+    """Return everything about the client, or about the jobs and idle periods at one moment, for JSON."""
     timeline = explained.timeline
-    jobs = [
-        job for job in timeline.jobs if now is None or (job.sent <= now and (job.ended is None or now <= job.ended))
-    ]
+    jobs = [job for job in timeline.jobs if now is None or _is_open(job, now)]
     periods = [period for period in timeline.idle_periods if now is None or period.start <= now <= period.stop]
     result: dict[str, object] = {
         "client": timeline.client,
@@ -255,35 +258,29 @@ def explanation_json(explained: ExplainedClient, now: float | None) -> dict[str,
         headline, lines = explain_moment(explained, now)
         result |= {"doing": headline, "story": [{"at": when, "text": text} for when, text in lines]}
     result["jobs"] = [_job_json(explained, job) for job in jobs]
-    result["rests"] = [_idle_period_json(explained, period) for period in periods]
+    result["rests"] = [
+        {
+            "kind": period.kind,
+            "start": period.start,
+            "stop": period.stop,
+            "waited_for": blocking_client(explained, period),
+            "told": describe_idle_period(explained, period),
+        }
+        for period in periods
+    ]
     return result
 
 
 def _job_json(explained: ExplainedClient, job: ClientJob) -> dict[str, object]:
+    """Return the fields of a job, its weights and its sentences, for JSON."""
+    names = ("ended", "outcome", "staleness", "steps", "examples", "reason", "committed", "committed_at")
     return {
         "ticket": job.ticket,
         "sent": job.sent,
         "version": job.base_version,
-        "ended": job.ended,
-        "outcome": job.outcome,
-        "staleness": job.staleness,
-        "steps": job.steps,
-        "examples": job.examples,
-        "reason": job.reason,
-        "committed": job.committed,
-        "committed_at": job.committed_at,
+        **{name: getattr(job, name) for name in names},
         "with": [other.client for other in job.others],
         "weights": {weight.name: weight.value for weight in update_weights(explained.strategy, job)},
         "notes": explained.notes.get(job.ticket, {}),
         "told": [text for _, text in job_sentences(explained, job)],
-    }
-
-
-def _idle_period_json(explained: ExplainedClient, period: IdlePeriod) -> dict[str, object]:
-    return {
-        "kind": period.kind,
-        "start": period.start,
-        "stop": period.stop,
-        "waited_for": blocking_client(explained, period),
-        "told": describe_idle_period(explained, period),
     }

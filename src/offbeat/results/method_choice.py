@@ -14,7 +14,7 @@ from __future__ import annotations
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import isfinite, isnan, nan
 from pathlib import Path
 from statistics import fmean
@@ -55,14 +55,17 @@ class Candidate:
 
     @property
     def finals(self) -> dict[int, float]:
+        """Final value of the headline metric by seed."""
         return {seed: s.metrics.get(s.headline, nan) for seed, s in self.summaries.items()}
 
     @property
     def mean(self) -> float:
+        """Mean of the final values."""
         return fmean(self.finals.values())
 
     @property
     def bytes_moved(self) -> float:
+        """Mean number of bytes that a run moves."""
         return fmean(s.bytes_down + s.bytes_up for s in self.summaries.values())
 
     @property
@@ -73,28 +76,23 @@ class Candidate:
         size = fmean(s.server_bytes / max(1, s.clients) for s in self.summaries.values())
         return size if isfinite(size) else 0.0
 
-    @property
-    def simplicity(self) -> int:
-        order = [*SIMPLEST_FIRST, *(name for name in REGISTRY if name not in SIMPLEST_FIRST)]
-        return order.index(self.name) if self.name in order else len(order)
-
 
 @dataclass(frozen=True)
 class Recommendation:
     """The recommended method, with the evidence for it."""
 
-    metric: str
-    higher: bool
-    seeds: list[int]
-    ranked: list[Candidate]  # best first, excluded methods last
-    excluded: dict[str, str]  # label -> reason
-    differences: dict[str, Interval]  # label -> difference to the best
-    tied: list[str]  # the best, then all that are tied with it
-    recommended: str | None
     why: str
+    ranked: list[Candidate]  # best first, excluded methods last
+    metric: str = ""
+    seeds: Sequence[int] = ()
+    excluded: Mapping[str, str] = field(default_factory=dict)  # label -> reason
+    differences: Mapping[str, Interval] = field(default_factory=dict)  # label -> difference to the best
+    tied: Sequence[str] = ()  # the best, then all that are tied with it
+    recommended: str | None = None
 
     @property
     def best(self) -> str | None:
+        """Label of the method with the best mean."""
         return self.tied[0] if self.tied else None
 
 
@@ -105,24 +103,23 @@ def recommend(candidates: Sequence[Candidate], faulty_updates: bool = False) -> 
     """
     seeds = sorted(set.intersection(*(set(c.summaries) for c in candidates)))
     if not seeds:
-        why = "no seed is finished for every method yet"
-        return Recommendation("", True, [], list(candidates), {}, {}, [], None, why)
+        return Recommendation("no seed is finished for every method yet", list(candidates))
     methods = [replace(c, summaries={seed: c.summaries[seed] for seed in seeds}) for c in candidates]
     first = methods[0].summaries[seeds[0]]
-    metric, higher = first.headline, first.higher(first.headline)
     excluded = {c.label: reason for c in methods if (reason := _reason_against(c, faulty_updates)) is not None}
-    eligible = sorted((c for c in methods if c.label not in excluded), key=lambda c: c.mean, reverse=higher)
+    eligible = [c for c in methods if c.label not in excluded]
+    eligible.sort(key=lambda c: c.mean, reverse=first.higher(first.headline))
     ranked = [*eligible, *(c for c in methods if c.label in excluded)]
     if not eligible:
         why = "no method can be recommended: " + "; ".join(f"{label}: {reason}" for label, reason in excluded.items())
-        return Recommendation(metric, higher, seeds, ranked, excluded, {}, [], None, why)
+        return Recommendation(why, ranked, first.headline, seeds, excluded)
     best, *others = eligible
     differences = {c.label: paired_difference(c.finals, best.finals) for c in others}
     tied = [best, *(c for c in others if not differences[c.label].excludes_zero)]
     choice, reason = _choose_among_tied(tied)
-    why = _explain_choice(choice, reason, tied, eligible, len(seeds), metric)
+    why = _explain_choice(choice, reason, tied, eligible)
     labels = [c.label for c in tied]
-    return Recommendation(metric, higher, seeds, ranked, excluded, differences, labels, choice.label, why)
+    return Recommendation(why, ranked, first.headline, seeds, excluded, differences, labels, choice.label)
 
 
 def _reason_against(candidate: Candidate, faulty_updates: bool) -> str | None:
@@ -152,13 +149,14 @@ def _choose_among_tied(tied: Sequence[Candidate]) -> tuple[Candidate, str]:
     light = [c for c in frugal if c.kept_per_client <= least * SIMILAR_BYTES_FACTOR]
     if len(light) == 1:
         return light[0], "among those that move the fewest bytes it keeps the least state per client on the server"
-    simplest = min(light, key=lambda c: c.simplicity)
+    order = [*SIMPLEST_FIRST, *(name for name in REGISTRY if name not in SIMPLEST_FIRST)]
+    simplest = min(light, key=lambda c: order.index(c.name) if c.name in order else len(order))
     return simplest, "it is the simplest of those that move the fewest bytes and keep the least state on the server"
 
 
-def _explain_choice(
-    choice: Candidate, reason: str, tied: Sequence[Candidate], eligible: Sequence[Candidate], seeds: int, metric: str
-) -> str:
+def _explain_choice(choice: Candidate, reason: str, tied: Sequence[Candidate], eligible: Sequence[Candidate]) -> str:
+    """Explain in one sentence why a method is recommended."""
+    seeds, metric = len(choice.summaries), next(iter(choice.summaries.values())).headline
     over = f"{seeds} seeds" if seeds > 1 else "one seed"
     if len(tied) > 1:
         *names, last = [c.label for c in tied]
@@ -170,6 +168,7 @@ def _explain_choice(
 
 
 def recommendation_json(advice: Recommendation) -> dict[str, object]:
+    """Return the recommendation and the numbers of each method, for JSON."""
     methods = []
     for c in advice.ranked:
         gap = advice.differences.get(c.label)
@@ -180,24 +179,18 @@ def recommendation_json(advice: Recommendation) -> dict[str, object]:
                 "final": c.mean if c.summaries else None,
                 "by_seed": c.finals,
                 "difference": difference,
-                "verdict": verdict(advice, c.label),
+                "verdict": _verdict(advice, c.label),
                 "out": advice.excluded.get(c.label),
                 "bytes_moved": c.bytes_moved if c.summaries else None,
                 "kept_per_client": c.kept_per_client if c.summaries else None,
             }
         )
-    return {
-        "recommended": advice.recommended,
-        "best": advice.best,
-        "tied": advice.tied,
-        "why": advice.why,
-        "metric": advice.metric,
-        "seeds": advice.seeds,
-        "methods": methods,
-    }
+    names = ("recommended", "best", "tied", "why", "metric", "seeds")
+    return {**{name: getattr(advice, name) for name in names}, "methods": methods}
 
 
-def verdict(advice: Recommendation, label: str) -> str:
+def _verdict(advice: Recommendation, label: str) -> str:
+    """Return "best", "tied", "worse" or "out"."""
     if label in advice.excluded:
         return "out"
     if label == advice.best:
@@ -214,19 +207,17 @@ def recommendation_table(advice: Recommendation) -> list[list[str]]:
         if gap is not None and not isnan(gap.half):
             difference += f" [{gap.low:+.3f}, {gap.high:+.3f}]"
         sizes = format_bytes(c.bytes_moved), format_bytes(c.kept_per_client)
-        shown = "excluded" if c.label in advice.excluded else verdict(advice, c.label)
-        rows.append([c.label, f"{c.mean:.3f}", difference, *sizes, shown])
+        verdict = "excluded" if c.label in advice.excluded else _verdict(advice, c.label)
+        rows.append([c.label, f"{c.mean:.3f}", difference, *sizes, verdict])
     return rows
 
 
 def judge_comparison(comparison: Comparison) -> Recommendation:
     """Apply the rule to the finished runs of a comparison."""
-    summaries = comparison.finished()
-    candidates: list[Candidate] = []
-    faulty_updates = False
+    summaries, candidates, faulty_updates = comparison.finished(), [], False
     for label in comparison.strategies():
         experiment = comparison.runs(label)[0].experiment()
-        faulty_updates = faulty_updates or any(isinstance(fault, ResultFault) for fault in experiment.faults)
+        faulty_updates |= any(isinstance(fault, ResultFault) for fault in experiment.faults)
         about: About | None = getattr(experiment.strategy, "about", None)
         name = name_of("strategy", experiment.strategy)
         candidates.append(Candidate(label, name, about, summaries.get(label, {})))
@@ -265,10 +256,10 @@ def default_methods(experiment: Experiment) -> list[str]:
 
 def estimate_run_seconds(experiment: Experiment, patience: float = TRIAL_SECONDS) -> float:
     """Return the host seconds that a run takes, extrapolated from a temporary run of `patience` seconds."""
-    started, share = time.monotonic(), 0.0
-    first: float | None = None
+    started, first, share = time.monotonic(), None, 0.0
 
     def watch(status: Status) -> bool:
+        """Record the progress, and stop the run when the time is over."""
         nonlocal first, share
         now = time.monotonic()
         first, share = now if first is None else first, max(share, status.share)
@@ -293,24 +284,18 @@ def plan_tournament(
 
     `seeds` is the requested number, `fixed` forbids shorter runs, `run_seconds` is the measured duration of a run.
     """
-    first = next(iter(experiments.values()))
+    until = next(iter(experiments.values())).until
     if run_seconds is None or (seeds is not None and fixed):
-        return TournamentPlan(seeds or MAX_SEEDS, first.until, None)
+        return TournamentPlan(seeds or MAX_SEEDS, until, None)
     parallel_runs = max(1, min(cores or cores_of(INLINE), len(experiments)))
     seconds_per_seed = run_seconds * len(experiments) / parallel_runs
     available = max(budget - OVERHEAD_SECONDS, budget / 2)
     count = seeds or max(MIN_SEEDS, min(MAX_SEEDS, int(available / seconds_per_seed)))
     share = 1.0 if fixed else min(1.0, available / (seconds_per_seed * count))
-    expected = OVERHEAD_SECONDS + seconds_per_seed * count * share
-    return TournamentPlan(count, _shorten(first.until, share), expected, share)
-
-
-def _shorten(until: Until, share: float) -> Until:
-    if share >= 1:
-        return until
-    seconds = None if until.seconds is None else float(f"{until.seconds * share:.2g}")
-    updates = None if until.updates is None else max(1, int(until.updates * share))
-    return Until(seconds=seconds, updates=updates)
+    if share < 1:
+        seconds = None if until.seconds is None else float(f"{until.seconds * share:.2g}")
+        until = Until(seconds=seconds, updates=None if until.updates is None else max(1, int(until.updates * share)))
+    return TournamentPlan(count, until, OVERHEAD_SECONDS + seconds_per_seed * count * share, share)
 
 
 def with_end(experiment: Experiment, until: Until) -> Experiment:
@@ -322,4 +307,5 @@ def with_end(experiment: Experiment, until: Until) -> Experiment:
 
 
 def has_unfinished_runs(comparison: Comparison) -> bool:
+    """Return True if a run of the comparison is not finished."""
     return not all(run.complete for _, run in comparison.entries())

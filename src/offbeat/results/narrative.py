@@ -36,13 +36,16 @@ class ExplainedClient:
 
     @property
     def mode(self) -> str | None:
+        """When the strategy waits for clients, as `About.mode`; None if it does not say."""
         about: About | None = getattr(self.strategy, "about", None)
         return None if about is None else about.mode
 
     def client_name(self, client: int) -> str:
+        """Return the name of a client, or its number with the word client."""
         return self.names.get(client, f"client {client}")
 
     def list_clients(self, clients: Sequence[int]) -> str:
+        """Return the names of clients as a part of a sentence."""
         names = [self.client_name(client) for client in dict.fromkeys(clients)]
         if len(names) > MAX_NAMED_CLIENTS + 1:
             return f"{', '.join(names[:MAX_NAMED_CLIENTS])} and {len(names) - MAX_NAMED_CLIENTS} more"
@@ -74,6 +77,7 @@ def job_sentences(explained: ExplainedClient, job: ClientJob) -> list[TimedSente
 
 
 def describe_end(explained: ExplainedClient, job: ClientJob) -> str:
+    """Describe how a job ended, and the staleness of its update."""
     assert job.ended is not None
     took = format_duration(job.ended - job.sent)
     if job.outcome == "lost":
@@ -98,13 +102,19 @@ def describe_commit(explained: ExplainedClient, job: ClientJob) -> str:
     """Describe how an accepted update was used."""
     if explained.mode == "alone":
         return "its model stays local"
-    if job.committed is None or job.committed_at is None:
+    if job.committed is None or job.committed_at is None or job.ended is None:
         when = "so far" if explained.timeline.ended is None else "when the run ended"
-        return f"in no version {when}: {_describe_buffered(explained)}"
+        size = getattr(explained.strategy, "k", None) or getattr(explained.strategy, "buffer", None)
+        waits = "it waits in the buffer" + (f" of {size}" if isinstance(size, int) else "")
+        return f"in no version {when}: {waits if size else 'the strategy keeps it'}"
     cause = job.committed_by
     at_once = job.committed_at == job.ended and cause is not None and cause.client == explained.timeline.client
     version, before = f"version {job.committed}", f"version {job.committed - 1}"
-    when = f"committed at once as {version}" if at_once else f"committed as {version} {_describe_delay(explained, job)}"
+    if at_once:
+        when = f"committed at once as {version}"
+    else:
+        reason = "" if cause is None else f", when {_describe_event(explained, cause)}"
+        when = f"committed as {version} {format_duration(job.committed_at - job.ended)} later{reason}"
     if not job.others:
         return f"{when}, with no other update since {before}"
     more = f" (of {job.other_count})" if job.other_count > len(job.others) else ""
@@ -115,21 +125,8 @@ def describe_commit(explained: ExplainedClient, job: ClientJob) -> str:
     return f"{last}{when}, together with {format_count(job.other_count, 'update')} from {clients}"
 
 
-def _describe_buffered(explained: ExplainedClient) -> str:
-    size = getattr(explained.strategy, "k", None) or getattr(explained.strategy, "buffer", None)
-    if not size:
-        return "the strategy keeps it"
-    return "it waits in the buffer" + (f" of {size}" if isinstance(size, int) else "")
-
-
-def _describe_delay(explained: ExplainedClient, job: ClientJob) -> str:
-    assert job.committed_at is not None
-    assert job.ended is not None
-    delay = f"{format_duration(job.committed_at - job.ended)} later"
-    return delay if job.committed_by is None else f"{delay}, when {_describe_event(explained, job.committed_by)}"
-
-
 def describe_weights(explained: ExplainedClient, job: ClientJob) -> list[str]:
+    """Describe each known weight of an update."""
     if explained.mode == "alone":
         return []
     weights = [f"weight: {weight.text}" for weight in update_weights(explained.strategy, job)]
@@ -142,13 +139,13 @@ def describe_weights(explained: ExplainedClient, job: ClientJob) -> list[str]:
 
 
 def describe_idle_period(explained: ExplainedClient, period: IdlePeriod) -> str:
+    """Describe how long the client was idle, and why."""
     duration = format_duration(period.seconds)
     if period.kind == "away":
         jobs = explained.timeline.jobs
         joined_late = period.start == 0 and (not jobs or period.stop <= jobs[0].sent)
-        return f"{'not yet available' if joined_late else 'unreachable'} for {duration}" + (
-            "" if period.ended_by == "back" else ", and did not come back"
-        )
+        state = "not yet available" if joined_late else "unreachable"
+        return f"{state} for {duration}{'' if period.ended_by == 'back' else ', and did not come back'}"
     if period.kind == "held off":
         return f"not offered work for {duration} after several refusals in a row (the back-off grows each time)"
     left = " and then left" if period.ended_by == "left" else ""
@@ -157,27 +154,27 @@ def describe_idle_period(explained: ExplainedClient, period: IdlePeriod) -> str:
 
 def _describe_wait(explained: ExplainedClient, period: IdlePeriod) -> str:
     """Return the reason why an available client received no work."""
-    limit = getattr(explained.strategy, "concurrency", None)
-    cause = _describe_cause(explained, period)
-    times = _times(period.times_passed_over)
+    limit, cause = getattr(explained.strategy, "concurrency", None), period.cause
+    until = ""
+    if period.ended_by == "work" and cause is not None and cause.client != explained.timeline.client:
+        until = f", until {_describe_event(explained, cause)}"
+    passed_over = period.times_passed_over
+    times = "once" if passed_over == 1 else f"{passed_over} times"
     if isinstance(limit, int) and period.max_at_work >= limit:
         slots = f"all {limit} slots were taken" if limit > 1 else "the only slot was taken"
-        passed_over = f", and others were selected {times}" if period.times_passed_over else ""
-        return f"{slots} (concurrency = {limit}){passed_over}{cause}"
+        others = f", and others were selected {times}" if passed_over else ""
+        return f"{slots} (concurrency = {limit}){others}{until}"
     if explained.mode == "synchronous":
-        return _describe_round_wait(explained, period)
+        not_selected = f"not selected {times}; " if passed_over else ""
+        return not_selected + _describe_round_wait(explained, period)
     if getattr(explained.strategy, "exclude_buffered", False):
-        return f"its update was in the buffer, and buffered clients get no work before the next step{cause}"
-    passed_over = f" while others were sent work {times}" if period.times_passed_over else ""
-    return f"{explained.strategy_name} held it back{passed_over}{cause}"
+        return f"its update was in the buffer, and buffered clients get no work before the next step{until}"
+    others = f" while others were sent work {times}" if passed_over else ""
+    return f"{explained.strategy_name} held it back{others}{until}"
 
 
 def _describe_round_wait(explained: ExplainedClient, period: IdlePeriod) -> str:
-    not_selected = f"not selected {_times(period.times_passed_over)}; " if period.times_passed_over else ""
-    return not_selected + _describe_round_end(explained, period)
-
-
-def _describe_round_end(explained: ExplainedClient, period: IdlePeriod) -> str:
+    """Return the reason why no new round was started."""
     cause = period.cause
     if period.ended_by != "work":
         working = [(client, since) for client, since in period.clients_at_work if client != explained.timeline.client]
@@ -199,14 +196,8 @@ def _describe_round_end(explained: ExplainedClient, period: IdlePeriod) -> str:
     return f"for {name}, whose job expired at {format_time(cause.at)} ({cause.detail or 'lost'})"
 
 
-def _describe_cause(explained: ExplainedClient, period: IdlePeriod) -> str:
-    cause = period.cause
-    if period.ended_by != "work" or cause is None or cause.client == explained.timeline.client:
-        return ""
-    return f", until {_describe_event(explained, cause)}"
-
-
 def _describe_event(explained: ExplainedClient, cause: PrecedingEvent) -> str:
+    """Describe the event that caused a dispatch or commit."""
     if cause.client is None:
         return f"the timer {cause.detail!r} fired"
     verb = {"arrive": "answered", "lost": "was lost", "refuse": "was refused"}[cause.kind]
@@ -224,13 +215,11 @@ def blocking_client(explained: ExplainedClient, period: IdlePeriod) -> int | Non
 # ---------------------------------------------------------------- formats
 
 
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
-
-
 def format_duration(seconds: float) -> str:
+    """Format seconds, with a decimal if they are few."""
     return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
 
 
 def format_time(now: float) -> str:
+    """Format a time of the run."""
     return f"{now:.1f} s"

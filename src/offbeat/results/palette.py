@@ -59,8 +59,7 @@ def method_styles(names: Iterable[str]) -> dict[str, MethodStyle]:
 
 def _preferred_slots(name: str, used_hues: set[int]) -> Iterator[Slot]:
     """Yield all slots in the order of preference."""
-    base = name.partition("(")[0]
-    if base in BUILT_IN_SLOTS:
+    if (base := name.partition("(")[0]) in BUILT_IN_SLOTS:
         yield from ((BUILT_IN_SLOTS[base][0], dash) for dash in DASHES)
     start = crc32(name.encode(errors="replace")) % len(HUES)
     hues = [(start + i) % len(HUES) for i in range(len(HUES))]

@@ -3,39 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
-from offbeat.core.errors import ConfigError, DataError, RunError, escape_unprintable, format_count
-from offbeat.engine import Target
+from offbeat.core.errors import ConfigError, DataError, RunError
 from offbeat.experiment import ClassCounts, Comparison
 from offbeat.experiment.run import Run
 from offbeat.experiment.spec import strategy_name
-from offbeat.metrics import MISSING, MethodRow, Summary, TablePlace, average_over_seeds, measure_table
+from offbeat.metrics import MISSING, MethodRow, TablePlace, average_over_seeds, measure_table
 from offbeat.results import figures, page
 from offbeat.results.figures import partition_heatmap
 from offbeat.results.page import PageContent, TableCells
 from offbeat.results.result_warnings import find_warnings
 from offbeat.results.series import FigureSeries, collect_series
-from offbeat.results.tables import UnfinishedRun
+from offbeat.results.tables import Report, UnfinishedRun
 
 FIGURE, PAGE = "figure.png", "report.html"  # in the comparison's folder; the page is written last
 PAGE_SUFFIX = ".html"  # other suffixes are figures
 TABLE_PLACES: tuple[TablePlace, ...] = ("table", "page")
-
-
-@dataclass(frozen=True)
-class Report:
-    """The numbers of a comparison, as far as its runs are finished."""
-
-    rows: list[MethodRow]  # one for each method with a finished run
-    summaries: dict[str, dict[int, Summary]]  # method -> seed -> summary of a finished run
-    planned: dict[str, list[int]]  # method -> all its seeds
-    unfinished: list[UnfinishedRun]
-    reference: str
-    target: Target | None
-    figure: Path
-    page: Path
 
 
 def read_report(comparison: Comparison, reference: str | None = None) -> Report:
@@ -54,9 +39,9 @@ def read_report(comparison: Comparison, reference: str | None = None) -> Report:
         comparison.rows(reference, summaries),
         summaries,
         planned,
-        unfinished,
         comparison.checked(reference),
         experiment.until.target or experiment.target,
+        unfinished,
         comparison.folder / FIGURE,
         comparison.folder / PAGE,
     )
@@ -65,20 +50,18 @@ def read_report(comparison: Comparison, reference: str | None = None) -> Report:
 def write_report(comparison: Comparison, reference: str | None = None) -> Report:
     """Read the numbers of a comparison, and write its figure and page."""
     report = read_report(comparison, reference)
-    write_figure_and_page(comparison, report.rows, report.reference, report.figure, report.page)
+    write_figure_and_page(comparison, report)
     return report
 
 
-def write_figure_and_page(
-    comparison: Comparison, rows: Sequence[MethodRow], reference: str, figure_path: Path, page_path: Path
-) -> None:
+def write_figure_and_page(comparison: Comparison, report: Report) -> None:
     """Write the figure, the partition heat map and the page of a finished comparison."""
     series = comparison_series(comparison)
-    figures.save_figure(series, figure_path)
+    figures.save_figure(series, report.figure)
     class_counts = try_class_counts(series.methods[0].runs[0], runs_code=True)  # the runs have executed it already
     if class_counts is not None:
         partition_heatmap.save_heatmap(class_counts, comparison.folder / "partition.png")
-    page.save_page(series, _page_content(series, rows, reference, class_counts), page_path)
+    page.save_page(series, _page_content(series, report.rows, report.reference, class_counts), report.page)
 
 
 def draw_figure_or_page(result: Comparison | Run, path: Path, kind: str = "all", reference: str | None = None) -> None:
@@ -93,25 +76,14 @@ def draw_figure_or_page(result: Comparison | Run, path: Path, kind: str = "all",
     page.save_page(series, page_content(result, series, reference, class_counts), path)
 
 
-def page_content(
-    result: Comparison | Run | None,
-    series: FigureSeries,
-    reference: str | None = None,
-    class_counts: ClassCounts | None = None,
-) -> PageContent:
-    """Return the tables and texts of a page; `result` is None for runs shown side by side."""
-    if isinstance(result, Comparison) and all(run.complete for _, run in result.entries()):
-        return _page_content(series, result.rows(reference), result.checked(reference), class_counts)
-    rows = [average_over_seeds(m.name, m.summaries, {}) for m in series.methods]
-    return _page_content(series, rows, None, class_counts)
-
-
 def comparison_series(comparison: Comparison) -> FigureSeries:
-    return _with_title(collect_series({name: comparison.runs(name) for name in comparison.strategies()}, ""))
+    """Read what the figures of a comparison draw."""
+    return collect_series({name: comparison.runs(name) for name in comparison.strategies()})
 
 
 def run_series(run: Run) -> FigureSeries:
-    return _with_title(collect_series({strategy_name(run.experiment()): [run]}, ""))
+    """Read what the figures of a run draw."""
+    return collect_series({strategy_name(run.experiment()): [run]})
 
 
 def try_class_counts(run: Run, runs_code: bool = False) -> ClassCounts | None:
@@ -122,39 +94,38 @@ def try_class_counts(run: Run, runs_code: bool = False) -> ClassCounts | None:
         return None
 
 
-def _with_title(series: FigureSeries) -> FigureSeries:
-    first, seeds = series.methods[0], max(len(method.seeds) for method in series.methods)
-    title = f"{escape_unprintable(first.experiments[0].name)}: "
-    evaluated = "" if first.summaries[0].evaluated == "test" else ", mean of clients on their own test data"
-    if len(series.methods) == 1 and seeds == 1:
-        title += f"{first.name}, {series.metric}{evaluated}, seed {first.seeds[0]}"
-    else:
-        title += f"{series.metric}{evaluated}{',' if evaluated else ''} over {format_count(seeds, 'seed')}"
-    return replace(series, title=title)
+def page_content(
+    result: Comparison | Run | None,
+    series: FigureSeries,
+    reference: str | None = None,
+    class_counts: ClassCounts | None = None,
+) -> PageContent:
+    """Return the tables and texts of a page; `result` is None for runs shown side by side."""
+    if isinstance(result, Comparison) and all(run.complete for _, run in result.entries()):
+        return _page_content(series, result.rows(reference), result.checked(reference), class_counts)
+    rows = [average_over_seeds(m.name, m.summaries, {}) for m in series.methods]
+    content = _page_content(series, rows, None, class_counts)
+    return replace(content, tables=[_without_empty_columns(table) for table in content.tables])
 
 
 def _page_content(
     series: FigureSeries, rows: Sequence[MethodRow], reference: str | None, class_counts: ClassCounts | None
 ) -> PageContent:
+    """Return tables of these rows, a table of all runs, and the texts of a page."""
     tables = [measure_table(rows, series.target, place, arrows=True) for place in TABLE_PLACES]
-    if reference is None:  # not a comparison, or not finished
-        tables = [_without_empty_columns(table) for table in tables]
-    data = series.methods[0].summaries[0].data
-    return PageContent(find_warnings(series), tables, _run_table(series), reference, data, class_counts)
-
-
-def _run_table(series: FigureSeries) -> TableCells:
-    """Make a table with one line per run."""
-    rows = [
-        average_over_seeds(f"{method.name}, seed {seed}", [summary], {})
+    runs = [
+        (average_over_seeds(f"{method.name}, seed {seed}", [summary], {}), summary.ended)
         for method in series.methods
         for seed, summary in zip(method.seeds, method.summaries, strict=True)
     ]
-    ends = ["ended", *(summary.ended for method in series.methods for summary in method.summaries)]
-    table = measure_table(rows, series.target)
-    return _without_empty_columns([[*row, end] for row, end in zip(table, ends, strict=True)])
+    by_run = measure_table([row for row, _ in runs], series.target)
+    ends = ["ended", *(ended for _, ended in runs)]
+    by_run = _without_empty_columns([[*row, end] for row, end in zip(by_run, ends, strict=True)])
+    data = series.methods[0].summaries[0].data
+    return PageContent(find_warnings(series), tables, by_run, reference, data, class_counts)
 
 
 def _without_empty_columns(table: TableCells) -> TableCells:
+    """Remove the columns in which every value is missing."""
     columns = [column for column in zip(*table, strict=True) if any(cell != MISSING for cell in column[1:])]
     return [list(row) for row in zip(*columns, strict=True)]

@@ -25,8 +25,8 @@ from offbeat.metrics import (
     summary_json,
 )
 from offbeat.results import tables
-from offbeat.results.report import Report, read_report
-from offbeat.results.tables import SingleRun
+from offbeat.results.report import read_report
+from offbeat.results.tables import Report, SingleRun
 
 RESULT_MARKERS = (MANIFEST, "experiment.yaml", SCRIPTED)  # files that mark a folder as a run or a comparison
 
@@ -40,10 +40,15 @@ class ComparisonResult:
 
     @property
     def folder(self) -> str:
+        """Path of the comparison."""
         return str(self.comparison.folder)
 
 
-def open_result(folder: Path, reference: str | None = None) -> ComparisonResult | SingleRun:
+Result = ComparisonResult | SingleRun
+
+
+def open_result(folder: Path, reference: str | None = None) -> Result:
+    """Read the numbers of a run or a comparison, finished or not."""
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not a folder")
     if (folder / MANIFEST).is_file():
@@ -64,16 +69,12 @@ def open_result(folder: Path, reference: str | None = None) -> ComparisonResult 
 # ---------------------------------------------------------------- JSON
 
 
-def result_json(item: ComparisonResult | SingleRun) -> dict[str, object]:
+def result_json(item: Result) -> dict[str, object]:
     """Return all measures; for a comparison also every seed, interval and difference."""
-    if isinstance(item, ComparisonResult):
-        return _comparison_json(item)
-    experiment = to_values(Run(Path(item.folder)).experiment())
-    head = {"folder": item.folder, "complete": item.complete}
-    return {**head, **summary_json(item.summary), "experiment": experiment}
-
-
-def _comparison_json(item: ComparisonResult) -> dict[str, object]:
+    if isinstance(item, SingleRun):
+        experiment = to_values(Run(Path(item.folder)).experiment())
+        head = {"folder": item.folder, "complete": item.complete}
+        return {**head, **summary_json(item.summary), "experiment": experiment}
     report = item.report
     unfinished = [
         {
@@ -112,11 +113,12 @@ def _seed_statistics_json(strategy: str, report: Report) -> dict[str, object]:
 
 
 def _interval_json(interval: Interval) -> dict[str, object]:
-    bounds = {"mean": interval.mean, "low": interval.low, "high": interval.high}
-    return {**json_object(bounds), "seeds": interval.seeds}
+    """Return mean, bounds and number of seeds."""
+    return json_object({"mean": interval.mean, "low": interval.low, "high": interval.high, "seeds": interval.seeds})
 
 
 def ranks_json(ranks: Ranks) -> dict[str, object]:
+    """Return the mean rank of each method and the Friedman test."""
     methods = [
         {"strategy": m.name, "mean_rank": m.mean, "first": m.wins, "shared_first": m.ties} for m in ranks.methods
     ]
@@ -124,7 +126,7 @@ def ranks_json(ranks: Ranks) -> dict[str, object]:
     return {"methods": methods, **test, "not_ranked": list(ranks.left_out)}
 
 
-def rank_results(items: Sequence[ComparisonResult | SingleRun]) -> Ranks | None:
+def rank_results(items: Sequence[Result]) -> Ranks | None:
     """Rank methods by the final value over all comparisons; None unless several share at least two methods."""
     settings = {
         item.folder: ({row.strategy: row["final"] for row in item.report.rows}, item.report.rows[0].higher_is_better)
@@ -138,28 +140,23 @@ def rank_results(items: Sequence[ComparisonResult | SingleRun]) -> Ranks | None:
 # ---------------------------------------------------------------- CSV and digests
 
 
-def csv_records(item: ComparisonResult | SingleRun) -> Iterator[tuple[object, ...]]:
+def csv_records(item: Result) -> Iterator[tuple[object, ...]]:
     """Yield one record per run and measure, for `table_formats.to_csv`."""
+    runs: list[tuple[str, int | None, bool, Summary]]
     if isinstance(item, SingleRun):
-        yield from _run_records(item.folder, item.strategy, item.seed, item.complete, item.summary)
-        return
-    for strategy, by_seed in item.report.summaries.items():
-        for seed, summary in by_seed.items():
-            yield from _run_records(item.folder, strategy, seed, True, summary)
-    for run in item.report.unfinished:
-        if run.summary is not None:
-            yield from _run_records(item.folder, run.strategy, run.seed, False, run.summary)
+        runs = [(item.strategy, item.seed, item.complete, item.summary)]
+    else:
+        finished = item.report.summaries.items()
+        runs = [(name, seed, True, summary) for name, by_seed in finished for seed, summary in by_seed.items()]
+        unfinished = item.report.unfinished
+        runs += [(run.strategy, run.seed, False, run.summary) for run in unfinished if run.summary is not None]
+    for strategy, seed, complete, summary in runs:
+        metrics = {f"metrics.{name}": value for name, value in summary.metrics.items()}
+        for key, value in {**measure_values(summary), **metrics}.items():
+            yield item.folder, strategy, seed, complete, key, value
 
 
-def _run_records(
-    folder: str, strategy: str, seed: int | None, finished: bool, summary: Summary
-) -> Iterator[tuple[object, ...]]:
-    metrics = {f"metrics.{name}": value for name, value in summary.metrics.items()}
-    for key, value in {**measure_values(summary), **metrics}.items():
-        yield folder, strategy, seed, finished, key, value
-
-
-def result_digest(item: ComparisonResult | SingleRun) -> str:
+def result_digest(item: Result) -> str:
     """Return the digest of a run, or of all runs of a comparison in order: equal digests mean equal runs."""
     if isinstance(item, SingleRun):
         return Run(Path(item.folder)).digest()

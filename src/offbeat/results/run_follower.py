@@ -42,46 +42,47 @@ class RunProgress:
     reason: str | None = None  # why the run ended
 
     def as_json(self) -> dict[str, object]:
+        """Return all fields for JSON."""
         return json_object(self.__dict__)
 
 
 class RunFollower:
-    """Read the progress of one run repeatedly, each time only the new rows of its trace."""
+    """Read the progress of one run repeatedly, each time only the new rows of its trace.
+
+    `_seq` and `_now` are the last row and its time, `_kinds` counts the rows of each kind.
+    """
 
     def __init__(self, run: Run) -> None:
         self.run = run
         self.until = run.experiment().until
-        self._forget()
-
-    def _forget(self) -> None:
         self._seq, self._now, self._kinds = -1, 0.0, Counter[str]()
 
     def read_progress(self) -> RunProgress:
+        """Return the state of the run and what its trace contains so far."""
         complete = self.run.complete  # before the trace is read, so that the trace is complete too
         locked = is_locked(self.run.folder)
         state: RunState = "ended" if complete else "going on" if locked else "stopped"
         try:
             with closing(open_read_only(self.run.trace_file)) as db:
-                return self._read(db, state)
+                return self._read_trace(db, state)
         except sqlite3.Error as error:
             if not complete and (not self.run.trace_file.is_file() or "no such table" in str(error)):
                 return RunProgress("going on" if locked else "not begun")
             raise RunError(f"{self.run.trace_file} is not a readable trace: {error}") from None
 
-    def _read(self, db: sqlite3.Connection, state: RunState) -> RunProgress:
+    def _read_trace(self, db: sqlite3.Connection, state: RunState) -> RunProgress:
+        """Count the new rows, and return the progress."""
         db.execute("BEGIN")  # one consistent state
         last = db.execute("SELECT MAX(seq) FROM trace").fetchone()[0]
         if last is None or last < self._seq:  # resumed from a checkpoint, which truncates the trace
-            self._forget()
+            self._seq, self._now, self._kinds = -1, 0.0, Counter[str]()
         new = "SELECT kind, COUNT(*), MAX(seq), MAX(now) FROM trace WHERE seq > ? GROUP BY kind"
         for kind, count, seq, now in db.execute(new, (self._seq,)).fetchall():
             self._kinds[kind] += count
             self._seq, self._now = max(self._seq, seq), max(self._now, now)
         metrics, measured = _latest_metrics(db)
-        staleness = db.execute(
-            "SELECT version - base_version FROM trace WHERE kind = 'arrive' ORDER BY seq DESC LIMIT ?",
-            (RECENT_UPDATES,),
-        ).fetchall()
+        recent = "SELECT version - base_version FROM trace WHERE kind = 'arrive' ORDER BY seq DESC LIMIT ?"
+        staleness = db.execute(recent, (RECENT_UPDATES,)).fetchall()
         stop = db.execute("SELECT detail FROM trace WHERE kind = 'stop' AND seq = ?", (self._seq,)).fetchone()
         kinds, now = self._kinds, max(self._now, measured)
         updates = kinds["arrive"] - kinds["reject"]

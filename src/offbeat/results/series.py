@@ -9,18 +9,16 @@ from dataclasses import dataclass
 from math import nan
 
 import numpy as np
-from numpy.typing import NDArray
 
-from offbeat.core.errors import RunError
+from offbeat.core.errors import RunError, escape_unprintable, format_count
 from offbeat.engine import Target
 from offbeat.experiment.run import Run
 from offbeat.experiment.spec import Experiment, is_pooled
 from offbeat.metrics import SERVED, Summary, notes_on_grid, open_trace, staleness_values
 from offbeat.results import palette, timelines
 from offbeat.results.palette import MethodStyle
-from offbeat.results.timelines import ClientLanes
+from offbeat.results.timelines import ClientLanes, Floats
 
-Floats = NDArray[np.float64]
 MAX_LANES = 1000  # of all methods together, so that pages stay small
 MAX_SHOWN_CLIENTS = 100  # per method, from the fastest to the slowest
 EARLY_SHARE = 0.25  # of a run; values before that do not extend the axis
@@ -39,9 +37,9 @@ class RunCurves:
 
 @dataclass(frozen=True)
 class SeedBand:
-    """Mean, minimum and maximum over seeds at each point; `x` is the mean of the horizontal axis."""
+    """Mean, minimum and maximum over seeds at each point."""
 
-    x: Floats
+    seconds: Floats
     mean: Floats
     low: Floats
     high: Floats
@@ -77,12 +75,17 @@ class MethodRuns:
         grid = self.seconds
         if quantity == "seconds":
             return np.tile(grid, (len(self.curves), 1))
-        return np.stack([_interpolate(grid, curves, quantity) for curves in self.curves])
+        rows = []
+        for curves in self.curves:
+            quantities = {"updates": curves.updates, "moved": curves.moved, **curves.values}
+            values = quantities.get(quantity, np.zeros(0))
+            rows.append(np.interp(grid, curves.seconds, values) if len(values) else np.full(len(grid), nan))
+        return np.stack(rows)
 
-    def band(self, metric: str, against: str = "seconds") -> SeedBand:
+    def band(self, metric: str) -> SeedBand:
+        """Return mean, minimum and maximum of a metric over the seeds; nan where no seed has a value."""
         values = np.ma.masked_invalid(self.stacked(metric))
-        x = self.stacked(against).mean(axis=0)
-        return SeedBand(x, *(row.filled(nan) for row in (values.mean(0), values.min(0), values.max(0))))
+        return SeedBand(self.seconds, *(row.filled(nan) for row in (values.mean(0), values.min(0), values.max(0))))
 
 
 @dataclass(frozen=True)
@@ -103,13 +106,12 @@ class FigureSeries:
         return "virtual seconds" if self.methods[0].summaries[0].served is None else "served seconds"
 
     def client_name(self, client: int) -> str:
+        """Return the name of a client, or its number."""
         return self.names.get(client, str(client))
 
 
-def collect_series(
-    runs: Mapping[str, Sequence[Run]], title: str, names: Mapping[int, str] | None = None
-) -> FigureSeries:
-    """Read all runs that have started, finished or not."""
+def collect_series(runs: Mapping[str, Sequence[Run]], names: Mapping[int, str] | None = None) -> FigureSeries:
+    """Read all runs that have started, finished or not; by default, the names of clients are those of the first run."""
     started = {name: [run for run in seeds if run.trace_file.is_file()] for name, seeds in runs.items()}
     started = {name: seeds for name, seeds in started.items() if seeds}
     if not started:
@@ -124,24 +126,34 @@ def collect_series(
     metric = next((s.headline for m in methods for s in m.summaries if s.metrics), first.headline)
     if names is None:
         names = next((method.runs[0].client_names() for method in methods if not method.pooled), {})
+    title = _describe_runs(methods, metric)
     return FigureSeries(title, metric, first.higher(metric), target, methods, clients, names)
 
 
+def _describe_runs(methods: Sequence[MethodRuns], metric: str) -> str:
+    """Return a title: the experiment, the metric and the seeds."""
+    first, seeds = methods[0], max(len(method.seeds) for method in methods)
+    name = escape_unprintable(first.experiments[0].name)
+    evaluated = "" if first.summaries[0].evaluated == "test" else ", mean of clients on their own test data"
+    if len(methods) == 1 and seeds == 1:
+        return f"{name}: {first.name}, {metric}{evaluated}, seed {first.seeds[0]}"
+    return f"{name}: {metric}{evaluated}{',' if evaluated else ''} over {format_count(seeds, 'seed')}"
+
+
 def _read_method_runs(name: str, runs: list[Run], style: MethodStyle, shown: list[int]) -> MethodRuns:
+    """Read the runs of one method, with the lanes of the shown clients."""
     experiments, summaries = [run.experiment() for run in runs], [run.summary() for run in runs]
     curves, staleness, accepted = [], Counter[int](), []
-    for number, run in enumerate(runs):
+    for run in runs:
         with open_trace(run.trace_file) as db:
             curves.append(read_run_curves(db))
             staleness.update(staleness_values(db))
             accepted.append(accepted_updates(db))
-            if number == 0:
-                clients = [0] if is_pooled(experiments[0].strategy) else shown
-                lanes = timelines.read_lanes(db, clients, summaries[0].seconds)
-    seeds = [experiment.seed for experiment in experiments]
-    return MethodRuns(
-        name, style, runs, seeds, experiments, summaries, curves, dict(sorted(staleness.items())), accepted, lanes
-    )
+    with open_trace(runs[0].trace_file) as db:
+        clients = [0] if is_pooled(experiments[0].strategy) else shown
+        lanes = timelines.read_lanes(db, clients, summaries[0].seconds)
+    seeds, counts = [experiment.seed for experiment in experiments], dict(sorted(staleness.items()))
+    return MethodRuns(name, style, runs, seeds, experiments, summaries, curves, counts, accepted, lanes)
 
 
 def _clients_by_speed(runs: Sequence[Run]) -> list[int]:
@@ -188,14 +200,6 @@ def accepted_updates(db: sqlite3.Connection) -> dict[int, int]:
     return dict(db.execute(f"SELECT client, COUNT(*) FROM trace WHERE {accepted} GROUP BY client"))
 
 
-def _interpolate(grid: Floats, curves: RunCurves, quantity: str) -> Floats:
-    values = {"updates": curves.updates, "moved": curves.moved, **curves.values}.get(quantity)
-    if values is None or not len(values):
-        return np.full(len(grid), nan)
-    interpolated: Floats = np.interp(grid, curves.seconds, values)
-    return interpolated
-
-
 def metric_axis_limits(series: FigureSeries, metric: str | None = None) -> tuple[float, float] | None:
     """Return axis limits that make differences between methods visible, or None if there are no values.
 
@@ -207,7 +211,7 @@ def metric_axis_limits(series: FigureSeries, metric: str | None = None) -> tuple
     values: list[float] = []
     for method in series.methods:
         band = method.band(metric)
-        late = band.x >= EARLY_SHARE * max(band.x, default=0.0)
+        late = band.seconds >= EARLY_SHARE * max(band.seconds, default=0.0)
         values += [*band.mean[late], *(band.high if higher else band.low)[late]]
     if series.target is not None and series.target.metric == metric:
         values.append(series.target.value)

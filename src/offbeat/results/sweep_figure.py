@@ -6,17 +6,18 @@ from collections.abc import Mapping, Sequence
 from itertools import product
 from math import isfinite, nan
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from offbeat.core.errors import escape_unprintable
 from offbeat.engine import Target
 from offbeat.experiment import CombinationResult, Sweep, SweptSetting
 from offbeat.metrics import MEASURES, MISSING, better_by_key
 from offbeat.results import palette, tables
-from offbeat.results.figures.figure_style import escape_text, write_figure
+from offbeat.results.figures.figure_style import escape_text, new_figure, write_figure
 from offbeat.results.tables import ResultTable
 
 if TYPE_CHECKING:
+    from matplotlib.artist import Artist
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
@@ -83,13 +84,11 @@ def sweep_target(sweep: Sweep) -> Target | str | None:
 
 def save_sweep_figure(sweep: Sweep, results: Sequence[CombinationResult], path: Path) -> None:
     """Draw lines for one swept setting and heat maps for several; the suffix of the path selects the format."""
-    from matplotlib.figure import Figure  # without pyplot: no display, no global state
-
     rows = [r.row for r in results if r.row is not None]
     name = escape_unprintable(sweep.comparison.runs(next(iter(sweep.points)))[0].experiment().name)
     seeds = max((row.seeds for row in rows), default=0)
     metric = " / ".join(dict.fromkeys(row.metric for row in rows)) or "no results yet"
-    figure = Figure(layout="constrained")
+    figure = new_figure(6.4, 4.2)
     over_seeds = f"mean over {seeds} seeds" if seeds > 1 else "one seed"
     figure.suptitle(escape_text(f"{name}: final {metric}, {over_seeds}"))
     if len(sweep.over) == 1:
@@ -100,6 +99,7 @@ def save_sweep_figure(sweep: Sweep, results: Sequence[CombinationResult], path: 
 
 
 def method_names(results: Sequence[CombinationResult]) -> list[str]:
+    """Return the methods of a sweep in the order of its table."""
     return list(dict.fromkeys(r.point.method for r in results))
 
 
@@ -124,20 +124,21 @@ def axis_values(values: Sequence[str]) -> list[float] | None:
 
 
 def needs_log_axis(values: Sequence[float]) -> bool:
+    """Return True if the values span a large ratio."""
     return min(values) > 0 and max(values) / min(values) >= LOG_AXIS_RATIO
 
 
 def _draw_lines(
     figure: Figure, setting: SweptSetting, results: Sequence[CombinationResult], metric: str, spread: bool
 ) -> None:
-    figure.set_size_inches(6.4, 4.2)
+    """Draw one line per method, or a horizontal line for a method without the setting."""
     axes, numbers = figure.subplots(), axis_values(setting.values)
     positions = numbers or [float(i) for i in range(len(setting.values))]
     if numbers and needs_log_axis(numbers):
         axes.set_xscale("log")
         axes.minorticks_off()
     axes.set_xticks(positions, [escape_text(value) for value in setting.values])
-    handles: list[Any] = []
+    handles: list[Artist | tuple[Artist, ...]] = []
     for method, style in palette.method_styles(method_names(results)).items():
         colour, label = style.colour, _method_title(method, [setting], results)
         if label != escape_text(method):
@@ -145,10 +146,11 @@ def _draw_lines(
             handles.append(axes.axhline(value, color=colour, linestyle="--", label=label))
             continue
         points = sorted(zip(positions, setting.values, strict=True))  # the command line may have another order
+        x = [position for position, _ in points]
         means = [combination_value(results, method, {setting.key: value}) for _, value in points]
         bars = [combination_value(results, method, {setting.key: value}, "spread") for _, value in points]
-        look: dict[str, Any] = {"color": colour, "marker": "o", "capsize": 3, "label": label}
-        handles.append(axes.errorbar([x for x, _ in points], means, yerr=bars if spread else None, **look))
+        yerr = bars if spread else None
+        handles.append(axes.errorbar(x, means, yerr=yerr, color=colour, marker="o", capsize=3, label=label))
     axes.set_xlabel(escape_text(setting.key))
     axes.set_ylabel(escape_text(f"final {metric}"))
     if spread:
@@ -182,12 +184,9 @@ def _draw_heat_maps(
     width, height = 1.4 + 0.75 * len(across.values), 1.2 + 0.5 * len(up.values)
     figure.set_size_inches(min(1.5 + columns * max(width, 2.6), 20), min(1 + rows * max(height, 2.0), 30))
     all_axes = figure.subplots(rows, columns, squeeze=False)
-    image: Any = None
-    for number, axes in enumerate(all_axes.flat):
-        if number >= len(panels):
-            axes.set_axis_off()
-            continue
-        (method, fixed), grid = panels[number], grids[number]
+    for axes in all_axes.flat[len(panels) :]:
+        axes.set_axis_off()
+    for axes, (method, fixed), grid in zip(all_axes.flat, panels, grids, strict=False):
         colours = "viridis" if higher else "viridis_r"
         image = axes.imshow(grid, aspect="auto", origin="lower", cmap=colours, vmin=low, vmax=high)
         _write_values(axes, grid, low, high, higher)
@@ -208,11 +207,10 @@ def _method_title(method: str, settings: Sequence[SweptSetting], results: Sequen
 
 
 def _write_values(axes: Axes, grid: Sequence[Sequence[float]], low: float, high: float, higher: bool) -> None:
+    """Write each value into its cell, in black or white depending on the colour of the cell."""
     for y, line in enumerate(grid):
         for x, value in enumerate(line):
             upper_half = high > low and (value - low) / (high - low) > 0.5
             colour = "black" if upper_half == higher else "white"
-            text = f"{value:.3f}" if isfinite(value) else MISSING
-            axes.text(
-                x, y, text, ha="center", va="center", color=colour if isfinite(value) else "0.4", fontsize="small"
-            )
+            text, colour = (f"{value:.3f}", colour) if isfinite(value) else (MISSING, "0.4")
+            axes.text(x, y, text, ha="center", va="center", color=colour, fontsize="small")

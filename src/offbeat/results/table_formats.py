@@ -22,17 +22,14 @@ def to_csv(records: Iterable[Sequence[object]]) -> str:
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for record in records:
-        writer.writerow(["" if cell is None or cell != cell else _csv_cell(cell) for cell in record])
+        present = ["" if cell is None or cell != cell else cell for cell in record]
+        writer.writerow([repr(cell) if isinstance(cell, float) else escape_unprintable(cell) for cell in present])
     return buffer.getvalue()
-
-
-def _csv_cell(cell: object) -> str:
-    return repr(cell) if isinstance(cell, float) else escape_unprintable(cell)
 
 
 # ---------------------------------------------------------------- LaTeX
 
-# not every font has ± and similar symbols; digits stay outside of math mode so that they can be bold
+# digits stay outside of math mode so that they can be bold
 LATEX_ESCAPES = str.maketrans(
     {
         "\\": r"\textbackslash{}",
@@ -60,7 +57,7 @@ def to_latex(tables: Sequence[ResultTable], about: Sequence[str]) -> str:
     for table in tables:
         heading, *rows = _escaped_rows(table, _escape_latex, r"\textbf{%s}")
         alignment = "l" * len(heading) if table.kind != "numbers" else "l" + "r" * (len(heading) - 1)
-        lines += ["", *_latex_comments([table.title, *table.lead, *_notes(table)])]
+        lines += ["", *_latex_comments([table.title, *table.lead, *_all_notes(table)])]
         lines += [rf"\begin{{tabular}}{{{alignment}}}", r"\toprule"]
         if table.kind != "pairs":
             lines += [_latex_row(heading), r"\midrule"]
@@ -69,14 +66,17 @@ def to_latex(tables: Sequence[ResultTable], about: Sequence[str]) -> str:
 
 
 def _latex_comments(lines: Iterable[str]) -> list[str]:
+    """Return each line as a comment."""
     return [f"% {escape_unprintable(line)}" for line in lines if line]
 
 
 def _latex_row(cells: Sequence[str]) -> str:
+    """Join the cells of one line of a tabular."""
     return " & ".join(cells) + r" \\"
 
 
 def _escape_latex(text: str) -> str:
+    """Escape LaTeX syntax, and replace symbols that not every font has."""
     escaped = escape_unprintable(text).translate(LATEX_ESCAPES)
     escaped = re.sub(r"(?<![\w.])-(?=\d)", "$-$", escaped)  # minus sign instead of hyphen
     # the \\ of the line before would parse a leading [ or * as its argument
@@ -94,15 +94,12 @@ def to_markdown(tables: Sequence[ResultTable], about: Sequence[str]) -> str:
         alignment = "---:" if table.kind == "numbers" else "---"
         lines += ["", *([f"**{_escape_markdown(table.title)}**", ""] if table.title else [])]
         for line in table.lead:
-            lines += [_paragraph(line), ""]
-        lines += map(_markdown_row, [heading, ["---", *[alignment] * (len(heading) - 1)], *rows])
-        for note in _notes(table):
-            lines += ["", _paragraph(note)]
+            lines += [_markdown_paragraph(line), ""]
+        rules = ["---", *[alignment] * (len(heading) - 1)]
+        lines += [f"| {' | '.join(row)} |" for row in (heading, rules, *rows)]
+        for note in _all_notes(table):
+            lines += ["", _markdown_paragraph(note)]
     return "\n".join(lines) + "\n"
-
-
-def _markdown_row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"
 
 
 def _escape_markdown(text: str) -> str:
@@ -111,14 +108,16 @@ def _escape_markdown(text: str) -> str:
     return re.sub(r"\](?=[(\[:])", r"\\]", escaped)
 
 
-def _paragraph(text: str) -> str:
+def _markdown_paragraph(text: str) -> str:
+    """Escape Markdown syntax, also at the beginning of a line."""
     return re.sub(r"^([>#+-])", r"\\\1", _escape_markdown(text))
 
 
 # ---------------------------------------------------------------- both
 
 
-def _notes(table: ResultTable) -> tuple[str, ...]:
+def _all_notes(table: ResultTable) -> tuple[str, ...]:
+    """Return the notes, with an explanation of bold cells."""
     return (*table.notes, BOLD_NOTE) if table.bold else table.notes
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
+from pathlib import Path
 from typing import Literal
 
 from offbeat.engine import Target
@@ -32,7 +33,6 @@ from offbeat.metrics import (
 )
 
 SummariesBySeed = Mapping[str, Mapping[int, Summary]]  # method -> seed -> summary of a finished run
-PlannedSeeds = Mapping[str, Sequence[int]]  # method -> all its seeds, finished or not
 TableKind = Literal["numbers", "pairs", "prose"]  # pairs have no headings
 UNFINISHED_CELL = "unfinished"
 
@@ -59,71 +59,77 @@ class ResultTable:
     kind: TableKind = "numbers"
 
 
+@dataclass(frozen=True)
+class UnfinishedRun:
+    """A run of a comparison that is not finished."""
+
+    strategy: str
+    seed: int
+    folder: str
+    summary: Summary | None  # None: it has not started
+
+
+@dataclass(frozen=True)
+class Report:
+    """The numbers of a comparison, as far as its runs are finished."""
+
+    rows: list[MethodRow]  # one for each method with a finished run
+    summaries: SummariesBySeed
+    planned: Mapping[str, Sequence[int]]  # method -> all its seeds, finished or not
+    reference: str
+    target: Target | None
+    unfinished: Sequence[UnfinishedRun] = ()
+    figure: Path = Path()
+    page: Path = Path()
+
+
 # ---------------------------------------------------------------- one comparison
 
 
-def comparison_table(
-    rows: Sequence[MethodRow],
-    summaries: SummariesBySeed,
-    planned: PlannedSeeds,
-    target: Target | None,
-    arrows: bool = False,
-) -> ResultTable:
+def comparison_table(report: Report, arrows: bool = False) -> ResultTable:
     """Make the main table; if runs are unfinished, it gives the number of seeds of each mean."""
-    cells = measure_table(rows, target, arrows=arrows)
-    notes = unreached_note(cells)
+    cells = measure_table(report.rows, report.target, arrows=arrows)
+    notes, summaries, planned = unreached_note(cells), report.summaries, report.planned
     if all(len(summaries.get(name, {})) == len(seeds) for name, seeds in planned.items()):
-        best = _best_by_column(rows[0], summaries, target)
+        best = _best_by_column(report)
         bold = {(1 + list(summaries).index(name), 1 + column) for column, name in best.items()}
         return ResultTable(cells, notes=notes, bold=frozenset(bold))
     counts = ["seeds", *(f"{len(by_seed)} of {len(planned[name])}" for name, by_seed in summaries.items())]
     return ResultTable([[row[0], count, *row[1:]] for row, count in zip(cells, counts, strict=True)], notes=notes)
 
 
-def seed_tables(
-    rows: Sequence[MethodRow], summaries: SummariesBySeed, planned: PlannedSeeds, reference: str, target: Target | None
-) -> list[ResultTable]:
+def seed_tables(report: Report) -> list[ResultTable]:
     """Make tables with interval, difference to the reference and each seed.
 
     There is one for the final value, and one for the time to the target if any run reached it.
     """
-    keys = ["final", "time_to_target"] if target is not None and any(row["reached"] for row in rows) else ["final"]
-    chosen = [m for m in MEASURES if m.key in keys and m.table is not None]
-    return [_seed_table(m, rows, summaries, planned, reference, target) for m in chosen]
+    reached = report.target is not None and any(row["reached"] for row in report.rows)
+    keys = ["final", "time_to_target"] if reached else ["final"]
+    return [_seed_table(m, m.table, report) for m in MEASURES if m.key in keys and m.table is not None]
 
 
-def _seed_table(
-    measure: Measure,
-    rows: Sequence[MethodRow],
-    summaries: SummariesBySeed,
-    planned: PlannedSeeds,
-    reference: str,
-    target: Target | None,
-) -> ResultTable:
-    assert measure.table is not None
-    text, values = measure.table.text, values_by_seed(measure, summaries)
-    seeds = list(dict.fromkeys(seed for method_seeds in planned.values() for seed in method_seeds))
+def _seed_table(measure: Measure, placement: Placement, report: Report) -> ResultTable:
+    """Make the table of one measure with interval, difference to the reference and each seed."""
+    text, values = placement.text, values_by_seed(measure, report.summaries)
+    seeds = list(dict.fromkeys(seed for method_seeds in report.planned.values() for seed in method_seeds))
     cells = [["strategy", "seeds", "mean [95 %]", "difference [95 %]", "verdict", *(f"seed {seed}" for seed in seeds)]]
-    for row in rows:
+    for row in report.rows:
         by_seed = values[row.strategy]
         interval = confidence_interval(list(by_seed.values()))
-        mean = (
-            measure.cell(measure.table, row.values, row.seeds)
-            if isnan(interval.mean)
-            else _format_interval(text, interval)
-        )
+        without_mean = isnan(interval.mean)
+        mean = measure.cell(placement, row.values, row.seeds) if without_mean else _format_interval(text, interval)
         difference, verdict = MISSING, MISSING
-        if row.strategy != reference:
-            difference, verdict = _compare(measure, row, paired_difference(by_seed, values.get(reference, {})), text)
-        singles = [_seed_cell(measure.table, summaries, planned, row.strategy, seed, by_seed) for seed in seeds]
+        if row.strategy != report.reference:
+            paired = paired_difference(by_seed, values.get(report.reference, {}))
+            difference, verdict = _judge_difference(measure, row, paired, text)
+        singles = [_seed_cell(placement, report, row.strategy, seed, by_seed) for seed in seeds]
         cells.append([row.strategy, str(len(by_seed)), mean, difference, verdict, *singles])
-    heading = column_heading(measure, measure.table, rows[0], target)
-    notes = [INTERVAL_NOTE if any(row.seeds > 1 for row in rows) else ONE_SEED_NOTE]
-    if reference not in summaries:
-        notes.append(f"no run of {reference} is finished: differences to it are missing")
-    return ResultTable(
-        cells, f"{heading} over seeds, with differences to {reference}", notes=(*notes, *unreached_note(cells))
-    )
+    heading = column_heading(measure, placement, report.rows[0], report.target)
+    notes = [INTERVAL_NOTE if any(row.seeds > 1 for row in report.rows) else ONE_SEED_NOTE]
+    if report.reference not in report.summaries:
+        notes.append(f"no run of {report.reference} is finished: differences to it are missing")
+    title = f"{heading} over seeds, with differences to {report.reference}"
+    return ResultTable(cells, title, notes=(*notes, *unreached_note(cells)))
 
 
 def unreached_note(rows: Sequence[Sequence[str]], note: str = BEYOND_NOTE) -> tuple[str, ...]:
@@ -138,51 +144,47 @@ def values_by_seed(measure: Measure, summaries: SummariesBySeed) -> dict[str, di
 
 
 def _format_interval(text: NumberFormatter, interval: Interval) -> str:
+    """Format a mean, with its bounds if there are several seeds."""
     bounds = "" if isnan(interval.half) else f" [{text(interval.low)}, {text(interval.high)}]"
     return text(interval.mean) + bounds
 
 
-def _compare(measure: Measure, row: MethodRow, difference: Interval, text: NumberFormatter) -> tuple[str, str]:
+def _judge_difference(measure: Measure, row: MethodRow, difference: Interval, text: NumberFormatter) -> tuple[str, str]:
     """Return the difference to the reference and the verdict."""
     if isnan(difference.mean):
         return MISSING, MISSING
-    formatted = _format_interval(lambda value: _signed(text(value)), difference)
+    formatted = _format_interval(lambda value: _with_sign(text(value)), difference)
     if not difference.excludes_zero:
         return formatted, "undecided"
     more_is_better = measure.direction(row.higher_is_better) == "more"
     return formatted, "better" if (difference.mean > 0) == more_is_better else "worse"
 
 
-def _signed(text: str) -> str:
+def _with_sign(text: str) -> str:
+    """Add a plus to a positive number, and remove the minus of -0.000."""
     if not any(digit in text for digit in "123456789"):
-        return text.removeprefix("-")  # -0.000
+        return text.removeprefix("-")
     return text if text.startswith("-") else f"+{text}"
 
 
-def _seed_cell(
-    placement: Placement,
-    summaries: SummariesBySeed,
-    planned: PlannedSeeds,
-    name: str,
-    seed: int,
-    by_seed: Mapping[int, float],
-) -> str:
+def _seed_cell(placement: Placement, report: Report, name: str, seed: int, by_seed: Mapping[int, float]) -> str:
+    """Format the value of one run; a time that was not reached is a lower bound."""
     if seed not in by_seed:
-        return UNFINISHED_CELL if seed in planned[name] else MISSING
-    value, summary = by_seed[seed], summaries[name][seed]
+        return UNFINISHED_CELL if seed in report.planned[name] else MISSING
+    value, summary = by_seed[seed], report.summaries[name][seed]
     if isnan(value) and placement.target and summary.target is not None:
         return format_beyond(placement.text(summary.seconds))
     return placement.text(value)
 
 
-def _best_by_column(row: MethodRow, summaries: SummariesBySeed, target: Target | None) -> dict[int, str]:
+def _best_by_column(report: Report) -> dict[int, str]:
     """Return, for each column, the method that paired differences show to be better than every other."""
     best: dict[int, str] = {}
-    for column, (measure, _) in enumerate(placed_measures("table", target)):
-        direction = measure.direction(row.higher_is_better)
-        if measure.read is None or direction is None or len(summaries) < 2:
+    for column, (measure, _) in enumerate(placed_measures("table", report.target)):
+        direction = measure.direction(report.rows[0].higher_is_better)
+        if measure.read is None or direction is None or len(report.summaries) < 2:
             continue
-        sign, values = 1 if direction == "more" else -1, values_by_seed(measure, summaries)
+        sign, values = 1 if direction == "more" else -1, values_by_seed(measure, report.summaries)
         for name, by_seed in values.items():
             differences = [paired_difference(by_seed, others) for other, others in values.items() if other != name]
             if all(sign * difference.mean > 0 and difference.excludes_zero for difference in differences):
@@ -190,20 +192,8 @@ def _best_by_column(row: MethodRow, summaries: SummariesBySeed, target: Target |
     return best
 
 
-# ---------------------------------------------------------------- unfinished runs
-
-
-@dataclass(frozen=True)
-class UnfinishedRun:
-    """A run of a comparison that is not finished."""
-
-    strategy: str
-    seed: int
-    folder: str
-    summary: Summary | None  # None: it has not started
-
-
 def unfinished_table(runs: Sequence[UnfinishedRun], resume_command: str) -> ResultTable:
+    """Make a table with the progress of each unfinished run."""
     rows = [["run", "progress"]]
     for run in runs:
         s = run.summary
@@ -216,6 +206,7 @@ def unfinished_table(runs: Sequence[UnfinishedRun], resume_command: str) -> Resu
 
 
 def rank_table(ranks: Ranks) -> ResultTable:
+    """Make a table with the mean rank of each method and its rank in each setting."""
     headings = ["strategy", "mean rank", "first", "shared first", *ranks.ranks]
     rows = [
         [m.name, f"{m.mean:.2f}", str(m.wins), str(m.ties), *(f"{row[n]:g}" for row in ranks.ranks.values())]
@@ -225,13 +216,11 @@ def rank_table(ranks: Ranks) -> ResultTable:
     if ranks.left_out:
         notes.append(f"not ranked because some setting does not have them: {', '.join(ranks.left_out)}")
     if not isnan(ranks.p):
-        notes.append(
-            f"Friedman test: chi-square {ranks.friedman:.2f} with {len(ranks.methods) - 1} degrees of freedom, "
-            f"p = {ranks.p:.2g}" + (" (approximate: fewer than ten settings)" if len(ranks.ranks) < 10 else "")
-        )
-    return ResultTable(
-        [headings, *rows], f"ranks over {len(ranks.ranks)} settings, by the final value", notes=tuple(notes)
-    )
+        few = " (approximate: fewer than ten settings)" if len(ranks.ranks) < 10 else ""
+        test = f"chi-square {ranks.friedman:.2f} with {len(ranks.methods) - 1} degrees of freedom, p = {ranks.p:.2g}"
+        notes.append(f"Friedman test: {test}{few}")
+    title = f"ranks over {len(ranks.ranks)} settings, by the final value"
+    return ResultTable([headings, *rows], title, notes=tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -255,12 +244,13 @@ def side_by_side_tables(runs: Sequence[SingleRun], arrows: bool = False) -> list
 
 
 def _side_by_side_table(runs: Sequence[SingleRun], arrows: bool) -> ResultTable:
+    """Make a table with one line per run, without the measures that compare methods."""
     rows = [average_over_seeds(run.folder, [run.summary], {}) for run in runs]
     cells = measure_table(rows, runs[0].target, arrows=arrows)
     labels = [["strategy", "seed"], *([r.strategy, MISSING if r.seed is None else str(r.seed)] for r in runs)]
     columns = [n for n, (m, _) in enumerate(placed_measures("table", runs[0].target), 1) if m.read is not None]
     table = [[row[0], *label, *(row[n] for n in columns)] for row, label in zip(cells, labels, strict=True)]
     table[0][0] = "run"
-    notes = unreached_note(cells, "> : the target was not reached in that time")
     unfinished = [run.folder for run in runs if not run.complete]
-    return ResultTable(table, notes=((f"not finished: {', '.join(unfinished)}",) if unfinished else ()) + notes)
+    notes = (f"not finished: {', '.join(unfinished)}",) if unfinished else ()
+    return ResultTable(table, notes=notes + unreached_note(cells, "> : the target was not reached in that time"))

@@ -48,11 +48,8 @@ def step_seconds(db: sqlite3.Connection) -> dict[int, float]:
 
 def sort_by_speed(clients: Iterable[int], by_run: Sequence[Mapping[int, float]]) -> list[int]:
     """Sort clients from fastest to slowest over several runs; clients without updates come last, by number."""
-
-    def median_seconds(client: int) -> float:
-        return median([seconds[client] for seconds in by_run if client in seconds] or [inf])
-
-    return sorted(clients, key=lambda client: (median_seconds(client), client))
+    seconds = {client: [run[client] for run in by_run if client in run] or [inf] for client in clients}
+    return sorted(seconds, key=lambda client: (median(seconds[client]), client))
 
 
 def sample_clients(clients: Sequence[int], limit: int) -> list[int]:
@@ -62,6 +59,7 @@ def sample_clients(clients: Sequence[int], limit: int) -> list[int]:
 
 
 def read_lanes(db: sqlite3.Connection, clients: Sequence[int], end: float) -> ClientLanes:
+    """Read the activity of these clients, with one lane for each in this order."""
     row_of = {client: row for row, client in enumerate(clients)}
     lanes = ClientLanes(list(clients), end, *(np.zeros((len(row_of), BINS)) for _ in range(4)))
     width = end / BINS if end > 0 else 1.0
@@ -97,11 +95,12 @@ def read_lanes(db: sqlite3.Connection, clients: Sequence[int], end: float) -> Cl
 
 
 def _bin(now: float, width: float) -> int:
+    """Return the number of the bin that contains a time."""
     return min(int(now / width), BINS - 1)
 
 
 def _cover(row: Floats, start: float, stop: float, width: float) -> None:
-    """Add to each bin the share of it that lies between start and stop."""
+    """Add to each bin its share of the time between start and stop."""
     first, last = _bin(start, width), _bin(stop, width)
     if first == last:
         row[first] += (stop - start) / width

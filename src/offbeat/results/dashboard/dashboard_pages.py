@@ -166,5 +166,5 @@ def entries_series(entries: Sequence[IndexEntry]) -> tuple[FigureSeries, Compari
     runs = [run for entry in entries for run in entry.all_runs]
     counts = Counter(run.label for run in runs)
     names = [f"{run.label} ({run.name})" if counts[run.label] > 1 else run.label for run in runs]
-    series = collect_series({name: [Run(run.folder)] for name, run in zip(names, runs, strict=True)}, "")
+    series = collect_series({name: [Run(run.folder)] for name, run in zip(names, runs, strict=True)})
     return replace(series, title=f"{series.metric}: {len(series.methods)} runs side by side"), None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from offbeat.core.errors import unknown_name
 from offbeat.engine import Target
@@ -44,6 +44,7 @@ def save_figure(series: FigureSeries, path: Path, kind: str = "all") -> None:
 
 
 def _curves_figure(series: FigureSeries) -> Figure:
+    """Draw the metric curves alone, in one column."""
     figure = new_figure(COLUMN_WIDTH, 2.2 + legend_height(series, COLUMN_WIDTH))
     draw_metric_curves(figure.subplots(), series)
     draw_legend(figure, series, COLUMN_WIDTH)
@@ -51,12 +52,14 @@ def _curves_figure(series: FigureSeries) -> Figure:
 
 
 def _staleness_figure(series: FigureSeries) -> Figure:
+    """Draw the staleness alone, in one column."""
     figure = new_figure(COLUMN_WIDTH, staleness_height(series))
     draw_staleness_boxes(figure.subplots(), series)
     return figure
 
 
 def _timeline_figure(series: FigureSeries) -> Figure:
+    """Draw the timelines alone, over the width of the page."""
     figure = new_figure(PAGE_WIDTH, timeline_height(series))
     draw_timelines(figure, series)
     return figure
@@ -93,10 +96,10 @@ def draw_metric_curves(axes: Axes, series: FigureSeries) -> None:
     for method in series.methods:
         band, style = method.band(series.metric), method.style
         label = escape_text(method.name, MAX_NAME_LENGTH)
-        axes.plot(band.x, band.mean, color=style.colour, linestyle=LINE_STYLES[style.dash], label=label)
+        axes.plot(band.seconds, band.mean, color=style.colour, linestyle=LINE_STYLES[style.dash], label=label)
         if len(method.curves) > 1:
             opacity = 0.15 if len(series.methods) <= MAX_OPAQUE_BANDS else 0.07
-            axes.fill_between(band.x, band.low, band.high, color=style.colour, alpha=opacity, linewidth=0)
+            axes.fill_between(band.seconds, band.low, band.high, color=style.colour, alpha=opacity, linewidth=0)
     if series.target is not None and series.target.metric == series.metric:
         _draw_target(axes, series, series.target)
     limits = metric_axis_limits(series)
@@ -115,11 +118,13 @@ def _draw_target(axes: Axes, series: FigureSeries, target: Target) -> None:
     ends = [float(mean[-1]) for method in series.methods if len(mean := method.band(series.metric).mean)]
     side = "top" if 2 * sum(end >= target.value for end in ends) > len(ends) else "bottom"
     box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.75, "pad": 0.8}
-    position: dict[str, Any] = {"transform": axes.get_yaxis_transform(), "ha": "right", "va": side, "bbox": box}
-    axes.text(0.99, target.value, escape_text(f"target {target}"), fontsize=7, color="0.3", **position)
+    place = axes.get_yaxis_transform()  # x as a share of the width
+    text = axes.text(0.99, target.value, escape_text(f"target {target}"), transform=place, ha="right", va=side)
+    text.set(fontsize=7, color="0.3", bbox=box)
 
 
 def _curves_title(series: FigureSeries) -> str:
+    """Describe the band and the limits of the axis in two lines."""
     seeds = max(len(method.curves) for method in series.methods)
     over = f"mean of {seeds} seeds, band: minimum to maximum" if seeds > 1 else "one seed"
     worst, side = ("lowest", "starts at") if series.higher else ("highest", "ends at")
@@ -138,6 +143,7 @@ def draw_legend(figure: Figure | SubFigure, series: FigureSeries, width: float) 
 
 
 def staleness_height(series: FigureSeries) -> float:
+    """Return the height of the staleness panel in inches."""
     return 1.0 + ROW_HEIGHT * len(series.methods)
 
 
@@ -165,11 +171,11 @@ def draw_staleness_boxes(axes: Axes, series: FigureSeries) -> None:
     axes.grid(axis="x", alpha=0.25, linewidth=0.5)
 
 
-def _draw_box(axes: Axes, row: int, quantiles: Quantiles, colour: str) -> None:
-    q = quantiles
+def _draw_box(axes: Axes, row: int, q: Quantiles, colour: str) -> None:
+    """Draw whiskers, box, median, mean and maximum of one method."""
     axes.plot([q.low, q.high], [row, row], color=colour, linewidth=1.0, solid_capstyle="butt")
-    box: dict[str, Any] = {"color": colour, "alpha": 0.35, "edgecolor": colour, "linewidth": 0.6}
-    axes.barh(row, q.upper - q.lower, left=q.lower, height=0.62, **box)
+    width = q.upper - q.lower
+    axes.barh(row, width, left=q.lower, height=0.62, color=colour, alpha=0.35, edgecolor=colour, linewidth=0.6)
     axes.plot([q.median, q.median], [row - 0.36, row + 0.36], color=colour, linewidth=2.0, solid_capstyle="butt")
     axes.plot(q.mean, row, "o", color="white", markeredgecolor=colour, markersize=3.5, markeredgewidth=0.9)
     axes.plot(q.largest, row, "x", color=colour, markersize=3.5, markeredgewidth=0.9)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from offbeat.core.errors import ConfigError
 from offbeat.engine import write_atomically
@@ -19,13 +19,13 @@ UNDATED_METADATA: dict[str, dict[str, None]] = {"pdf": {"CreationDate": None}, "
 COLUMN_WIDTH, PAGE_WIDTH = 3.4, 7.0  # inches, of a two-column paper
 MIN_FONT_SIZE = 7.0  # points
 MAX_NAME_LENGTH = 28  # letters of a method's name in a legend
-LINE_STYLES: dict[str, Any] = {
+LINE_STYLES: dict[str, str | tuple[float, tuple[float, ...]]] = {
     "solid": "-",
     "dashed": (0, (5, 2)),
     "dotted": (0, (1.2, 1.6)),
     "dashdot": (0, (6, 2, 1.2, 2)),
 }
-RC_PARAMS: dict[str, Any] = {
+RC_PARAMS = {
     "font.size": 8.0,
     "axes.labelsize": 8.0,
     "axes.titlesize": 8.0,
@@ -44,6 +44,7 @@ RC_PARAMS: dict[str, Any] = {
 
 
 def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure of this size in inches."""
     from matplotlib.figure import Figure  # without pyplot: no display, no global state
 
     return Figure(figsize=(width, height), layout="constrained")
@@ -67,6 +68,7 @@ def write_figure(figure: Figure, path: Path, dpi: float = 130) -> None:
 
 
 def figure_format(path: Path) -> str:
+    """Return the format that the suffix of a path selects."""
     suffix = path.suffix.removeprefix(".").lower()
     if suffix not in UNDATED_METADATA:
         raise ConfigError(f"{path}: a figure's file name must end in .pdf, .svg or .png")

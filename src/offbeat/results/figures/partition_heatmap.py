@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Literal
 
 from offbeat.experiment import ClassCounts
-from offbeat.results.figures.figure_style import escape_text, write_figure
+from offbeat.results.figures.figure_style import escape_text, new_figure, write_figure
 
 MAX_NAMED_CLIENTS = 40  # the largest number of client names that fit beside the heat map
 MAX_NAME_LENGTH = 30  # letters
@@ -15,13 +15,12 @@ TITLE = "training examples by client and class (first seed)"
 
 def save_heatmap(class_counts: ClassCounts, path: Path, title: str = TITLE) -> None:
     """Write the heat map to a PDF, SVG or PNG file."""
-    from matplotlib.figure import Figure  # without pyplot: no display, no global state
     from matplotlib.ticker import FuncFormatter, MaxNLocator
 
     counts = class_counts.counts
     names = [escape_text(name, MAX_NAME_LENGTH) for name in class_counts.client_labels()]
     clients, classes = counts.shape
-    figure = Figure(figsize=(min(3 + 0.3 * classes, 12), min(2 + 0.2 * clients, 12)), layout="constrained")
+    figure = new_figure(min(3 + 0.3 * classes, 12), min(2 + 0.2 * clients, 12))
     axes = figure.subplots()
     image = axes.imshow(counts.numpy(), aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
     if classes <= 20:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,10 +25,12 @@ WORK_OPACITY, ARRIVAL_OPACITY = 0.35, 0.9  # of the method's colour
 
 
 def timeline_height(series: FigureSeries) -> float:
+    """Return the height of all timeline panels in inches."""
     return 0.55 + PANEL_HEIGHT * -(-len(series.methods) // MAX_COLUMNS)
 
 
 def draw_timelines(figure: Figure | SubFigure, series: FigureSeries) -> None:
+    """Draw one panel per method, at most MAX_COLUMNS side by side."""
     count = len(series.methods)
     columns = min(count, MAX_COLUMNS)
     grid = figure.subplots(-(-count // columns), columns, squeeze=False)
@@ -47,6 +49,7 @@ def draw_timelines(figure: Figure | SubFigure, series: FigureSeries) -> None:
 
 
 def _draw_timeline(axes: Axes, method: MethodRuns, last: bool) -> None:
+    """Draw the lanes of one method; the last row of panels has the labels of the time axis."""
     lanes = method.lanes
     extent = (0, lanes.end or 1.0, max(1, len(lanes.clients)), 0)
     axes.imshow(lane_pixels(lanes, method.style.colour), aspect="auto", extent=extent, interpolation="nearest")
@@ -90,7 +93,8 @@ def lane_pixels(lanes: ClientLanes, colour: str) -> NDArray[np.float64]:
     return tall.reshape(rows * lane_height, BINS, 3)
 
 
-def _blend(image: NDArray[np.float64], colour: NDArray[np.float64], opacity: NDArray[Any]) -> None:
+def _blend(image: NDArray[np.float64], colour: NDArray[np.float64], opacity: NDArray[np.number | np.bool_]) -> None:
+    """Paint a colour over an image."""
     alpha = np.asarray(opacity, dtype=np.float64)[..., None]
     image *= 1 - alpha
     image += alpha * colour

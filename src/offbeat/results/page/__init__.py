@@ -39,6 +39,7 @@ class PageContent:
 
 
 def save_page(series: FigureSeries, content: PageContent, path: Path) -> None:
+    """Write a page atomically."""
     write_atomically(path, render_page(series, content).encode(errors="replace"))  # a name may contain a lone surrogate
 
 
@@ -75,10 +76,12 @@ def html_document(
 
 
 def compact_json(value: object) -> str:
+    """Format a value as JSON without blanks, with null for NaN."""
     return json.dumps(without_nan(value), separators=(",", ":"), allow_nan=False)
 
 
 def _content_security_policy(script: str, connects: bool) -> str:
+    """Allow only this script and, if it connects, requests to the page's own server."""
     digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
     server = " connect-src 'self';" if connects else ""
     return f"default-src 'none';{server} style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"

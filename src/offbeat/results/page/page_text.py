@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,6 +41,7 @@ def colour_variables(series: FigureSeries) -> str:
 
 
 def page_body(series: FigureSeries, content: PageContent) -> str:
+    """Return the header with links to all sections, and the sections."""
     sections = [section for section in _sections(series, content) if section[2]]
     links = "".join(f'<li><a href="#{name}">{heading}</a></li>' for name, heading, _ in sections)
     main = "".join(
@@ -56,21 +57,25 @@ def page_body(series: FigureSeries, content: PageContent) -> str:
 
 
 def _sections(series: FigureSeries, content: PageContent) -> list[Section]:
+    """Return id, heading and HTML of each section; a section without content has empty HTML."""
+    worst, side = ("lowest", "starts at") if series.higher else ("highest", "ends at")
+    curves_note = (
+        f"Mean over seeds, band from minimum to maximum. The axis {side} the {worst} mean of any method after "
+        f"{EARLY_SHARE:.0%} of the run; earlier values beyond it are cut off. Drag to zoom. Keyboard: arrows move the "
+        "cursor, + and − zoom, 0 shows all."
+    )
     contributions = [
         _figure("heard", "Updates by client", UPDATES_NOTE),
         _figure("classes", "Updates by class", CLASSES_NOTE),
         _figure("own", f"{series.metric} by client", METRIC_NOTE),
     ]
+    timeline = _figure("timeline", "Activity by client, fastest on top", TIMELINE_NOTE)
     return [
         ("caveats", "Caveats", _caveats(content.caveats)),
         ("results", "Results", _results(content)),
-        ("curves", "Curves", _figure("curves", f"{series.metric} over {series.clock}", _curves_note(series))),
+        ("curves", "Curves", _figure("curves", f"{series.metric} over {series.clock}", curves_note)),
         ("staleness", "Staleness", _figure("staleness", "Staleness of updates by method", STALENESS_NOTE)),
-        (
-            "timeline",
-            "Client activity",
-            LEGEND + _figure("timeline", "Activity by client, fastest on top", TIMELINE_NOTE),
-        ),
+        ("timeline", "Client activity", LEGEND + timeline),
         ("contribution", "Contributions of clients", "".join(contributions)),
         ("held", "Data distribution", _figure("held", "Examples by client and class", EXAMPLES_NOTE)),
         ("seeds", "All runs", _table(content.by_run) if content.by_run else ""),
@@ -79,16 +84,8 @@ def _sections(series: FigureSeries, content: PageContent) -> list[Section]:
     ]
 
 
-def _curves_note(series: FigureSeries) -> str:
-    worst, side = ("lowest", "starts at") if series.higher else ("highest", "ends at")
-    return (
-        f"Mean over seeds, band from minimum to maximum. The axis {side} the {worst} mean of any method after "
-        f"{EARLY_SHARE:.0%} of the run; earlier values beyond it are cut off. Drag to zoom. Keyboard: arrows move the "
-        "cursor, + and − zoom, 0 shows all."
-    )
-
-
 def _figure(name: str, label: str, note: str) -> str:
+    """Return the frame of a figure, which a script fills."""
     return (
         f'<figure id="f-{name}" aria-label="{escape(label)}"><div class="controls"></div><div class="plot"></div>'
         f'<figcaption class="note">{escape(note)}</figcaption></figure>'
@@ -96,12 +93,14 @@ def _figure(name: str, label: str, note: str) -> str:
 
 
 def _caveats(caveats: Sequence[str]) -> str:
+    """Return a list of caveats, or a sentence that there are none."""
     if not caveats:
         return f'<p class="fine">{NO_CAVEATS}</p>'
     return '<ul class="caveat">' + "".join(f"<li>{escape(line)}</li>" for line in caveats) + "</ul>"
 
 
 def _results(content: PageContent) -> str:
+    """Return the tables of means, with a note that explains their columns."""
     reference = f", relative to {escape(content.reference)}" if content.reference else ""
     note = f"""<p class="note">↑ higher is better, ↓ lower is better. Slowest ¼, active, stragglers: client groups by
 job duration, each evaluated on its own data. Relative time: time to 95 % of the lowest final value of all
@@ -110,19 +109,20 @@ methods{reference}. docs/metrics.md has the formulas.</p>"""
 
 
 def _table(rows: TableCells, css_class: str = "") -> str:
+    """Return a table whose first row has the headings."""
     headings = [cell.replace(" ↑", "\u00a0↑").replace(" ↓", "\u00a0↓") for cell in rows[0]]  # no line break before it
     head = "".join(f'<th scope="col">{escape(cell)}</th>' for cell in headings)
     return _wide_table(f"<thead><tr>{head}</tr></thead>", rows[1:], css_class)
 
 
 def _wide_table(head: str, rows: Sequence[Sequence[str]], css_class: str = "") -> str:
-    body = "".join(f"<tr>{_row(row)}</tr>" for row in rows)
+    """Return a table that scrolls if it is wider than the page."""
+    lines = []
+    for name, *cells in rows:
+        numbers = "".join(f"<td>{escape(cell)}</td>" for cell in cells)
+        lines.append(f'<tr><th scope="row">{escape(name)}</th>{numbers}</tr>')
     table = f'<table class="{css_class}">' if css_class else "<table>"
-    return f'<div class="wide" tabindex="0">{table}{head}<tbody>{body}</tbody></table></div>\n'
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f'<th scope="row">{escape(cells[0])}</th>' + "".join(f"<td>{escape(cell)}</td>" for cell in cells[1:])
+    return f'<div class="wide" tabindex="0">{table}{head}<tbody>{"".join(lines)}</tbody></table></div>\n'
 
 
 def _settings(series: FigureSeries) -> str:
@@ -146,31 +146,31 @@ def _settings(series: FigureSeries) -> str:
 
 
 def _one_line_yaml(value: object) -> str:
+    """Format a setting in one line; a mapping without braces."""
     if isinstance(value, Mapping):
         return ", ".join(f"{key}: {_inline_value(item)}" for key, item in value.items()) or "{}"
     return _inline_value(value)
 
 
 def _inline_value(value: object) -> str:
+    """Format a value as JSON, and text without quotes."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
 
 
 def _versions_and_commands(series: FigureSeries) -> str:
+    """Return the machines and workers that computed the runs, and the commands that repeat them."""
     runs = [run for method in series.methods for run in method.runs]
     lines = [*dict.fromkeys(filter(None, (_environment(run.folder / "environment.json") for run in runs)))]
     workers = dict.fromkeys(s.worker for m in series.methods for s in m.summaries if s.worker)
     if workers:
         lines.append("computed by " + ", ".join(workers))
-    commands = "".join(_read_text(run.folder / "command.txt") for run in runs)
-    details = f"<details><summary>Commands that repeat each run</summary><pre>{escape(commands)}</pre></details>"
-    return _paragraphs(lines) + details
-
-
-def _paragraphs(lines: Iterable[str]) -> str:
-    return "".join(f"<p>{escape(line)}</p>" for line in lines)
+    paragraphs = "".join(f"<p>{escape(line)}</p>" for line in lines)
+    commands = escape("".join(_read_command(run.folder / "command.txt") for run in runs))
+    return f"{paragraphs}<details><summary>Commands that repeat each run</summary><pre>{commands}</pre></details>"
 
 
 def _environment(path: Path) -> str:
+    """Return the recorded versions and machine in one line; empty if the file is missing or damaged."""
     try:
         stored = read_checksummed(path)
     except (OSError, OffbeatError):
@@ -181,7 +181,8 @@ def _environment(path: Path) -> str:
     return ", ".join([*parts, *(str(stored[key]) for key in ("platform", "cpu") if stored.get(key))])
 
 
-def _read_text(path: Path) -> str:
+def _read_command(path: Path) -> str:
+    """Return the command of a run with a line break at its end; empty if it is missing."""
     try:
         text = path.read_text(errors="replace")
     except OSError:
