@@ -180,18 +180,9 @@ def _describe(error: Exception) -> tuple[str | None, int]:
 
 
 # messages of torch, numpy and Python for sizes that are too large; most are not a MemoryError
-TOO_LARGE = (
-    "memoryerror",
-    "allocate memory",
-    "enough memory",
-    "out of memory",
-    "unable to allocate",
-    "maximum allowed dimension",
-    "array is too big",
-    "calculation overflowed",
-    "multiplication overflow",
-    "overflow when unpacking",
-    "too large to convert",
+TOO_LARGE = re.compile(
+    "memoryerror|allocate memory|enough memory|out of memory|unable to allocate|maximum allowed dimension|"
+    "array is too big|calculation overflowed|multiplication overflow|overflow when unpacking|too large to convert"
 )
 
 
@@ -199,7 +190,7 @@ def _requested_memory(error: Exception) -> str | None:
     """Return the requested memory in brackets, if it is known; None if the error is not about memory."""
     message = f"{type(error).__name__}: {error}".lower()
     kinds = (MemoryError, OverflowError, RuntimeError, TypeError, ValueError)
-    if not isinstance(error, kinds) or not any(words in message for words in TOO_LARGE):
+    if not isinstance(error, kinds) or not TOO_LARGE.search(message):
         return None
     size = re.search(r"allocate (\d\S* \w+)", message)
     return f" ({size[1]})" if size else ""

@@ -178,8 +178,14 @@ def _print_description(description: Description) -> None:
         rows = [[method, spec.to_yaml_line(settings) if settings else "defaults"] for method, settings in methods]
         print_table([["method", "settings"], *rows], left=True)
     elif description["settings"]:
+        width = min(Console().width, 110) - 4
         for setting in description["settings"]:
-            _print_setting(setting)
+            default = setting["default"]
+            say("")
+            say(f"{setting['name']}: {'(required)' if default is None else default}")
+            for text in (setting["meaning"], f"[{setting['allowed']}]"):
+                for line in textwrap.wrap(text or "", width):
+                    say(f"    {line}")
     else:
         say("no settings")
     if description["page"]:
@@ -187,13 +193,3 @@ def _print_description(description: Description) -> None:
         say(f"documentation: {description['page']}")
     if "methods" in description:
         say(f"experiment file: offbeat run {description['name']} --dry-run")
-
-
-def _print_setting(setting: dict[str, str | None]) -> None:
-    """Print the default of a setting, then its meaning and allowed values in lines that fit the terminal."""
-    default = setting["default"]
-    say("")
-    say(f"{setting['name']}: {'(required)' if default is None else default}")
-    for text in (setting["meaning"], f"[{setting['allowed']}]"):
-        for line in textwrap.wrap(text or "", min(Console().width, 110) - 4):
-            say(f"    {line}")

@@ -124,9 +124,6 @@ DryRun = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
-# ---------------------------------------------------------------- checks
-
-
 def check_source_or_resume(source: str | None, resume: Path | None, **new_only: object) -> None:
     """Check that either a source or --resume is given, and --resume without options that only a new run takes."""
     if (source is None) == (resume is None):
@@ -150,9 +147,6 @@ def check_execution_options(worker: str | None, memory: str | None = None, track
     if memory is not None:
         run_folders.parse_memory_limit(memory)
     results.tracking.parse_trackers(track or [])
-
-
-# ---------------------------------------------------------------- experiments
 
 
 def load(
@@ -202,9 +196,6 @@ def names_data(changes: list[str] | None) -> bool:
     return any(change.split("=", 1)[0].split(".")[0] == "data" for change in changes or [])
 
 
-# ---------------------------------------------------------------- folders
-
-
 def use_data(folder: Path | None, run: Path | None = None) -> None:
     """Set the data folder for this process and its children: `folder`, else the one that was used for `run`."""
     if folder is not None:
@@ -241,9 +232,6 @@ def new_folder(name: str, out: Path | None) -> Path:
             reason = error.strerror or error
             raise RunError(f"cannot make {folder}: {reason}; choose another folder with --out") from None
     return folder
-
-
-# ---------------------------------------------------------------- messages
 
 
 def warn(lines: Iterable[str]) -> None:

@@ -10,10 +10,14 @@ from __future__ import annotations
 
 import json
 import sqlite3
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import TypeVar
 
 from offbeat.core.errors import RunError
+
+Key = TypeVar("Key")
+Value = TypeVar("Value")
 
 NAMES_FACT = "names"  # JSON: client -> name
 SITES_FILE = "sites.json"  # written by engine/live/sites.py
@@ -21,6 +25,7 @@ MAX_LISTED_CLIENTS = 40  # larger populations are not listed client by client
 
 
 def client_label(client: int, names: Mapping[int, str]) -> str:
+    """Return the name of a client, or its number."""
     return names.get(client, str(client))
 
 
@@ -31,11 +36,18 @@ def names_fact(names: Mapping[int, str]) -> dict[str, str]:
 
 def read_names(db: sqlite3.Connection) -> dict[int, str]:
     """Read the names from a trace."""
-    stored = db.execute("SELECT value FROM facts WHERE key = ?", (NAMES_FACT,)).fetchone()
+    return read_json_fact(db, NAMES_FACT, lambda client, name: (int(client), str(name)))
+
+
+def read_json_fact(
+    db: sqlite3.Connection, key: str, convert: Callable[[str, object], tuple[Key, Value]]
+) -> dict[Key, Value]:
+    """Read a fact of a trace that is a JSON object, and convert its items; empty if it was not recorded."""
+    stored = db.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
     try:
-        return {int(client): str(name) for client, name in json.loads(stored[0]).items()} if stored else {}
+        return dict(convert(name, value) for name, value in json.loads(stored[0]).items()) if stored else {}
     except (ValueError, AttributeError, TypeError, RecursionError):
-        raise RunError(f"the trace's fact {NAMES_FACT} is damaged: {str(stored[0])[:40]!r}") from None
+        raise RunError(f"the trace's fact {key} is damaged: {str(stored[0])[:40]!r}") from None
 
 
 def read_site_names(folder: Path) -> dict[int, str]:

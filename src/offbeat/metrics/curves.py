@@ -31,6 +31,7 @@ class Curve:
 
     @property
     def final(self) -> float:
+        """Last value, finite or not; nan for an empty curve."""
         return self.values[-1] if self.values else nan
 
 
@@ -46,10 +47,10 @@ def best_value(curve: Curve, higher: bool) -> float:
     return (max if higher else min)(values, default=nan)
 
 
-def aulc(curve: Curve, unit: float = DAY) -> float:
+def aulc(curve: Curve) -> float:
     """Return the area under the learning curve by the trapezoidal rule, in metric × days (FedPSA)."""
     areas = ((after - before) * (a + b) / 2 for (before, a), (after, b) in pairwise(curve.points))
-    return sum(areas) / unit if curve.points else nan
+    return sum(areas) / DAY if curve.points else nan
 
 
 def time_to_reach(curve: Curve, target: Target) -> float | None:

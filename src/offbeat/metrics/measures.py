@@ -71,15 +71,12 @@ class Measure:
 
 
 def number_formatter(spec: str, unit: str = "", missing: str = MISSING) -> NumberFormatter:
+    """Return a function that formats numbers, with another text for nan."""
     return lambda value: missing if isnan(value) else f"{value:{spec}}{unit}"
 
 
-def format_failures(value: float) -> str:
-    """Format a count of failures, which is hidden if it is zero."""
-    return f"{value:.0f}" if value else MISSING
-
-
 def _format_size(value: float) -> str:
+    """Format a number of bytes."""
     return MISSING if isnan(value) else format_bytes(value)
 
 
@@ -89,6 +86,7 @@ def format_beyond(text: str) -> str:
 
 
 def is_beyond(cell: str) -> bool:
+    """Return True if a cell is a lower bound of a time."""
     return cell.startswith("> ")
 
 
@@ -159,7 +157,11 @@ MEASURES: tuple[Measure, ...] = (
     _measure("server_bytes", "less", line=("server memory", _format_size)),
     _measure("server_seconds", "less", page=("server seconds", FIXED_2), line=("server seconds", FIXED_2)),
     _measure("wall_seconds", "less", line=("host seconds", FIXED_1)),
-    *(_measure(key, line=(key, format_failures)) for key in ("rejected", "lost", "late", "duplicates")),
+    # failures are hidden if there are none
+    *(
+        _measure(key, line=(key, lambda count: f"{count:.0f}" if count else MISSING))
+        for key in ("rejected", "lost", "late", "duplicates")
+    ),
 )
 
 
@@ -167,6 +169,7 @@ MEASURES: tuple[Measure, ...] = (
 
 
 def measure_values(summary: Summary) -> dict[str, float]:
+    """Return all measures of one run by key."""
     return {measure.key: measure.read(summary) for measure in MEASURES if measure.read is not None}
 
 
@@ -204,9 +207,11 @@ class MethodRow:
     warnings: tuple[str, ...] = ()
 
     def __getitem__(self, key: str) -> float:
+        """Return a measure by its key."""
         return self.values[key]
 
     def as_json(self) -> dict[str, object]:
+        """Return all fields for JSON."""
         head = {"strategy": self.strategy, "seeds": self.seeds, "metric": self.metric}
         numbers = {key: None if isnan(value) else value for key, value in self.values.items()}
         return {**head, **numbers, "evaluated": self.evaluated, "warnings": list(self.warnings)}
@@ -227,9 +232,12 @@ def average_over_seeds(
         if measure.reached is not None:
             values[measure.reached] = len(averaged)
         if measure.restricted is not None:
-            values[measure.restricted] = _restricted_time(by_seed, summaries)
-        if measure.spread is not None:
-            values[measure.spread] = _standard_deviation(by_seed)
+            observed = [(None if isnan(t) else t, s.seconds) for t, s in zip(by_seed, summaries, strict=True)]
+            without_target = not averaged and all(s.target is None for s in summaries)
+            values[measure.restricted] = nan if without_target else restricted_mean(observed)
+        if measure.spread is not None:  # nan for a single seed or a diverged model
+            spread = stdev(by_seed) if len(by_seed) > 1 and all(map(isfinite, by_seed)) else nan
+            values[measure.spread] = spread
     names = [f"seed {seed}" for seed in seeds] or [f"run {number}" for number in range(len(summaries))]
     warnings = tuple(f"{name}: {line}" for name, s in zip(names, summaries, strict=True) for line in s.warnings)
     s = summaries[0]
@@ -237,25 +245,16 @@ def average_over_seeds(
 
 
 def speed_up(summaries: Sequence[Summary], reference: Sequence[Summary]) -> float:
-    """Return the reference's mean time to the target divided by that of the method."""
-    return _mean_time(reference) / _mean_time(summaries)
+    """Return the reference's mean time to the target divided by that of the method.
 
+    It is nan unless all seeds of both reached the target, because the mean of the successful ones would be too low.
+    """
 
-def _mean_time(summaries: Sequence[Summary]) -> float:
-    """Return nan unless all seeds reached the target, because the mean of the successful ones would be too low."""
-    return fmean(nan if s.time_to_target is None else s.time_to_target or nan for s in summaries) if summaries else nan
+    def mean_time(runs: Sequence[Summary]) -> float:
+        """Return the mean time to the target, or nan."""
+        return fmean(nan if s.time_to_target is None else s.time_to_target or nan for s in runs) if runs else nan
 
-
-def _restricted_time(times: Sequence[float], summaries: Sequence[Summary]) -> float:
-    """Return the restricted mean time over all seeds, or nan if there was no target."""
-    if all(isnan(time) and s.target is None for time, s in zip(times, summaries, strict=True)):
-        return nan
-    return restricted_mean([(None if isnan(t) else t, s.seconds) for t, s in zip(times, summaries, strict=True)])
-
-
-def _standard_deviation(values: Sequence[float]) -> float:
-    """Return nan for a single value or if a value is not finite (a diverged model)."""
-    return stdev(values) if len(values) > 1 and all(map(isfinite, values)) else nan
+    return mean_time(reference) / mean_time(summaries)
 
 
 # ---------------------------------------------------------------- tables
@@ -280,6 +279,7 @@ def placed_measures(place: TablePlace, target: Target | None) -> list[tuple[Meas
 def column_heading(
     measure: Measure, placement: Placement, row: MethodRow, target: Target | None, arrows: bool = False
 ) -> str:
+    """Return the heading of a column, with an arrow if one direction is better."""
     final = f"mean {row.metric} of clients" if row.evaluated == "clients" else f"final {row.metric}"
     symbols = {"more": " ↑", "less": " ↓"} if arrows else {}
     symbol = symbols.get(str(measure.direction(row.higher_is_better)), "")

@@ -17,9 +17,6 @@ LEVEL = 0.95
 MIN_TESTED = 3  # the Friedman test needs at least this many settings and methods
 
 
-# ---------------------------------------------------------------- means and differences
-
-
 @dataclass(frozen=True)
 class Interval:
     """A mean over seeds with its confidence interval mean ± half; half is nan for a single seed."""
@@ -30,14 +27,17 @@ class Interval:
 
     @property
     def low(self) -> float:
+        """Lower bound."""
         return self.mean - self.half
 
     @property
     def high(self) -> float:
+        """Upper bound."""
         return self.mean + self.half
 
     @property
     def excludes_zero(self) -> bool:
+        """True if the interval does not contain zero."""
         return abs(self.mean) > self.half  # False if half is nan
 
 
@@ -77,9 +77,6 @@ def restricted_mean(times: Sequence[tuple[float | None, float]]) -> float:
         survival *= 1 - sum(reached == now for reached, _ in times) / at_risk
         before = now
     return area
-
-
-# ---------------------------------------------------------------- ranks over settings
 
 
 @dataclass(frozen=True)
@@ -133,9 +130,6 @@ def _friedman_test(ranks: Sequence[Sequence[float]]) -> tuple[float, float]:
 
     statistic, p = friedmanchisquare(*zip(*ranks, strict=True))
     return float(statistic), float(p)
-
-
-# ---------------------------------------------------------------- quantiles of counts
 
 
 @dataclass(frozen=True)

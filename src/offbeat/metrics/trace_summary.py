@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 from bisect import bisect_left
 from collections import Counter
@@ -14,11 +13,11 @@ from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass, field
 from math import isfinite, nan
 from pathlib import Path
-from typing import Any
 
 from offbeat.core.errors import RunError
 from offbeat.engine import WORKER_FACT, Target, higher_is_better, is_divergence, open_read_only
 from offbeat.metrics import client_names, curves
+from offbeat.metrics.client_names import Key, read_json_fact
 from offbeat.metrics.curves import Curve
 from offbeat.training import ACTIVE, ALL_CLIENTS, SLOW_CLASSES, SLOWEST, STRAGGLERS
 
@@ -83,6 +82,7 @@ class Summary:
     learned: bool | None = None  # the model was once better than at the start; None: evaluated fewer than two times
 
     def higher(self, metric: str) -> bool:
+        """Return True if higher values of this metric are better."""
         return higher_is_better(metric, self.higher_is_better)
 
     @property
@@ -91,6 +91,7 @@ class Summary:
         return curves.headline_metric(list(self.metrics))
 
     def of_group(self, group: str) -> float:
+        """Return the headline metric of a group of clients; nan if it was not evaluated."""
         return self.groups.get(f"{self.headline}/{group}", nan)
 
     @property
@@ -121,10 +122,8 @@ class Summary:
         if 2 * refused <= answers:
             return None
         why = max(self.refused, key=self.refused.__getitem__)
-        return (
-            f"{refused} of {answers} answers were refused, {self.refused[why]} for {why}: "
-            "the model is based on few updates"
-        )
+        counts = f"{refused} of {answers} answers were refused, {self.refused[why]} for {why}"
+        return f"{counts}: the model is based on few updates"
 
     @property
     def warnings(self) -> list[str]:
@@ -134,10 +133,11 @@ class Summary:
         return [line for line in (fell_back, self.nothing_learned, refused) if line]
 
     def as_json(self) -> dict[str, object]:
+        """Return all fields for JSON."""
         return json_object(asdict(self))
 
 
-def json_object(values: Mapping[Any, object]) -> dict[str, object]:
+def json_object(values: Mapping[Key, object]) -> dict[str, object]:
     """Return a mapping for JSON, with None instead of nan and infinity."""
     return {str(key): without_nan(value) for key, value in values.items()}
 
@@ -164,11 +164,13 @@ def open_trace(path: Path) -> Iterator[sqlite3.Connection]:
 
 
 def read_curve(db: sqlite3.Connection, metric: str) -> Curve:
+    """Read a metric on the evaluation grid."""
     rows = db.execute("SELECT now, value FROM metrics WHERE key = ? ORDER BY seq", (metric,)).fetchall()
     return Curve([now for now, _ in rows], [nan if value is None else value for _, value in rows])
 
 
 def metric_names(db: sqlite3.Connection) -> list[str]:
+    """Return the recorded metrics in the order of their first values."""
     return [key for (key,) in db.execute("SELECT key FROM metrics GROUP BY key ORDER BY MIN(rowid)")]
 
 
@@ -181,9 +183,8 @@ def job_spans(db: sqlite3.Connection, end: float) -> list[JobSpan]:
     """Return all jobs in the order of their dispatch."""
     started: dict[int, tuple[int, float]] = {}
     ended: dict[int, tuple[float, str]] = {}
-    for kind, client, ticket, now in db.execute(
-        "SELECT kind, client, ticket, now FROM trace WHERE ticket IS NOT NULL ORDER BY seq"
-    ):
+    query = "SELECT kind, client, ticket, now FROM trace WHERE ticket IS NOT NULL ORDER BY seq"
+    for kind, client, ticket, now in db.execute(query):
         if kind == "dispatch":
             started[ticket] = (client, now)
         elif kind in JOB_ENDS:
@@ -193,11 +194,7 @@ def job_spans(db: sqlite3.Connection, end: float) -> list[JobSpan]:
 
 def metric_directions(db: sqlite3.Connection) -> dict[str, bool]:
     """Return, for each metric, whether higher is better; empty if the run did not record it."""
-    stored = db.execute("SELECT value FROM facts WHERE key = ?", (DIRECTIONS,)).fetchone()
-    try:
-        return {str(name): bool(higher) for name, higher in json.loads(stored[0]).items()} if stored else {}
-    except (ValueError, AttributeError, TypeError, RecursionError):
-        raise RunError(f"the trace's fact {DIRECTIONS} is damaged: {str(stored[0])[:40]!r}") from None
+    return read_json_fact(db, DIRECTIONS, lambda name, higher: (str(name), bool(higher)))
 
 
 def time_to_target(db: sqlite3.Connection, target: Target | None) -> float | None:
@@ -218,9 +215,12 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
     seconds, ended = stop or (last or 0.0, UNFINISHED)
     kinds = Counter(dict(db.execute("SELECT kind, COUNT(*) FROM trace GROUP BY kind")))
     moved = dict(db.execute("SELECT kind, SUM(bytes) FROM trace WHERE bytes IS NOT NULL GROUP BY kind"))
+    refused = "SELECT detail, COUNT(*) FROM trace WHERE kind = 'refuse' GROUP BY detail ORDER BY 2 DESC"
+    notes = "SELECT key, AVG(value) FROM notes WHERE value NOT NULL GROUP BY key ORDER BY MIN(rowid)"
     ages = staleness_values(db)
     values = _last_metrics(db)
     name, known = curves.headline_metric(list(values)), metric_directions(db)
+    headline = read_curve(db, name)
     busy = sum(span.ended - span.started for span in job_spans(db, seconds))
     return Summary(
         ended=ended,
@@ -235,9 +235,7 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
         bytes_up=sum(moved.get(kind, 0) for kind in ("arrive", "late", "duplicate", "refuse")),
         idle_share=max(0.0, 1 - busy / (clients * seconds)) if clients * seconds else 0.0,
         clients=clients,
-        refused=dict(
-            db.execute("SELECT detail, COUNT(*) FROM trace WHERE kind = 'refuse' GROUP BY detail ORDER BY 2 DESC")
-        ),
+        refused=dict(db.execute(refused)),
         rejected=kinds["reject"],
         lost=kinds["lost"],
         late=kinds["late"],
@@ -248,21 +246,19 @@ def summarize(db: sqlite3.Connection, clients: int, target: Target | None = None
         worker=facts.get(WORKER_FACT),
         client_memory=facts.get("client_memory"),
         groups={key: value for key, value in values.items() if "/" in key},
-        by_client=client_values(db, name) if served is None else _site_values(db, name),
+        by_client=_client_values(db, name, "seq" if served is None else "now"),
         surveyed=facts.get("surveyed"),
         evaluated=facts.get("evaluated", "test"),
         served=served,
         data=facts.get("data"),
         variance=curves.variance(*(values.get(f"{name}/{group}", nan) for group in (ALL_CLIENTS, ACTIVE, STRAGGLERS))),
-        best=curves.best_value(read_curve(db, name), higher_is_better(name, known)),
-        aulc=curves.aulc(read_curve(db, name)),
-        forgetting=curves.forgetting(
-            read_curve(db, f"acc/{SLOW_CLASSES}"), arrival_times(db, group_members(db, SLOWEST))
-        ),
+        best=curves.best_value(headline, higher_is_better(name, known)),
+        aulc=curves.aulc(headline),
+        forgetting=curves.forgetting(read_curve(db, f"acc/{SLOW_CLASSES}"), _arrival_times(db, SLOWEST)),
         higher_is_better=known,
         target=None if target is None else str(target),
         names=client_names.read_names(db),
-        notes=mean_notes(db),
+        notes=dict(db.execute(notes)),
         learned=_learned(
             [(read_curve(db, key), higher_is_better(key, known)) for key in {"loss", name} & values.keys()]
         ),
@@ -276,16 +272,17 @@ def _learned(measured: Sequence[tuple[Curve, bool]]) -> bool | None:
     return any(improved) if usable else None
 
 
-def client_values(db: sqlite3.Connection, metric: str) -> dict[int, float]:
-    """Return the metric of each client on its own examples, at the last survey."""
-    query = "SELECT client, value FROM clients WHERE key = ? AND seq = (SELECT MAX(seq) FROM clients) ORDER BY client"
-    return {client: nan if value is None else value for client, value in db.execute(query, (metric,))}
+def _client_values(db: sqlite3.Connection, metric: str, point: str) -> dict[int, float]:
+    """Return the metric of each client on its own examples.
 
-
-def _site_values(db: sqlite3.Connection, metric: str) -> dict[int, float]:
-    """Return the metric of each site of a live run for the last point that any site has evaluated."""
-    query = "SELECT client, value FROM clients WHERE key = ? AND now = (SELECT MAX(now) FROM clients) ORDER BY client"
-    return {client: nan if value is None else value for client, value in db.execute(query, (metric,))}
+    Values are those of the last survey (`point` is "seq") or, in a live run, where each site reports in its own row,
+    of the last time at which a site evaluated the model ("now").
+    """
+    last = f"(SELECT MAX({point}) FROM clients)"
+    rows = db.execute(
+        f"SELECT client, value FROM clients WHERE key = ? AND {point} = {last} ORDER BY client", (metric,)
+    )
+    return {client: nan if value is None else value for client, value in rows}
 
 
 def group_members(db: sqlite3.Connection, group: str) -> list[int]:
@@ -294,10 +291,10 @@ def group_members(db: sqlite3.Connection, group: str) -> list[int]:
     return [int(client) for client in stored[0].split(",")] if stored else []
 
 
-def arrival_times(db: sqlite3.Connection, clients: Sequence[int]) -> dict[int, list[float]]:
-    """Return the arrival times of each client's updates."""
+def _arrival_times(db: sqlite3.Connection, group: str) -> dict[int, list[float]]:
+    """Return the arrival times of the updates of each client of a group."""
     query = "SELECT now FROM trace WHERE kind = 'arrive' AND client = ? ORDER BY seq"
-    return {client: [now for (now,) in db.execute(query, (client,))] for client in clients}
+    return {client: [now for (now,) in db.execute(query, (client,))] for client in group_members(db, group)}
 
 
 def _last_metrics(db: sqlite3.Connection) -> dict[str, float]:
@@ -329,8 +326,3 @@ def notes_on_grid(db: sqlite3.Connection, grid: Sequence[int], after: int = -1) 
             total, count = sums[index].get(key, (0.0, 0))
             sums[index][key] = total + value, count + 1
     return [{NOTE_PREFIX + key: total / count for key, (total, count) in point.items()} for point in sums]
-
-
-def mean_notes(db: sqlite3.Connection) -> dict[str, float]:
-    """Return the mean of each note over the whole run."""
-    return dict(db.execute("SELECT key, AVG(value) FROM notes WHERE value NOT NULL GROUP BY key ORDER BY MIN(rowid)"))

@@ -295,9 +295,6 @@ class _TimelineReader:
         self.idle = None
 
 
-# ---------------------------------------------------------------- weights of updates
-
-
 @dataclass(frozen=True)
 class UpdateWeight:
     """A weight of an update: its name, value and derivation."""

@@ -41,9 +41,6 @@ SIMILAR_BYTES_FACTOR = 1.05  # up to this factor two numbers of bytes count as e
 SIMPLEST_FIRST = ("fedavg", "fedprox", "fedasync", "fedbuff", "local", "fedavgm", "fedadam", "fedat")
 
 
-# ---------------------------------------------------------------- recommendation
-
-
 @dataclass(frozen=True)
 class Candidate:
     """A method and the summaries of its finished runs."""
@@ -222,9 +219,6 @@ def judge_comparison(comparison: Comparison) -> Recommendation:
         name = name_of("strategy", experiment.strategy)
         candidates.append(Candidate(label, name, about, summaries.get(label, {})))
     return recommend(candidates, faulty_updates)
-
-
-# ---------------------------------------------------------------- tournament
 
 
 @dataclass(frozen=True)

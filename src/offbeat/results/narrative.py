@@ -52,9 +52,6 @@ class ExplainedClient:
         return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
 
 
-# ---------------------------------------------------------------- jobs
-
-
 def job_sentences(explained: ExplainedClient, job: ClientJob) -> list[TimedSentence]:
     """Describe a job from its dispatch to the use of its update."""
     timeline = explained.timeline
@@ -135,9 +132,6 @@ def describe_weights(explained: ExplainedClient, job: ClientJob) -> list[str]:
     return ["weight: unknown; neither the trace nor the method's rule determines it"]
 
 
-# ---------------------------------------------------------------- idle periods
-
-
 def describe_idle_period(explained: ExplainedClient, period: IdlePeriod) -> str:
     """Describe how long the client was idle, and why."""
     duration = format_duration(period.seconds)
@@ -210,9 +204,6 @@ def blocking_client(explained: ExplainedClient, period: IdlePeriod) -> int | Non
         return None
     client = None if period.cause is None else period.cause.client
     return None if client == explained.timeline.client else client
-
-
-# ---------------------------------------------------------------- formats
 
 
 def format_duration(seconds: float) -> str:

@@ -80,11 +80,13 @@ class RunFollower:
         for kind, count, seq, now in db.execute(new, (self._seq,)).fetchall():
             self._kinds[kind] += count
             self._seq, self._now = max(self._seq, seq), max(self._now, now)
-        metrics, measured = _latest_metrics(db)
+        last_evaluation = "SELECT seq FROM metrics WHERE key NOT LIKE '%/%' ORDER BY seq DESC LIMIT 1"
+        query = f"SELECT key, value, now FROM metrics WHERE seq = ({last_evaluation}) ORDER BY rowid"
+        metrics = db.execute(query).fetchall()
         recent = "SELECT version - base_version FROM trace WHERE kind = 'arrive' ORDER BY seq DESC LIMIT ?"
         staleness = db.execute(recent, (RECENT_UPDATES,)).fetchall()
         stop = db.execute("SELECT detail FROM trace WHERE kind = 'stop' AND seq = ?", (self._seq,)).fetchone()
-        kinds, now = self._kinds, max(self._now, measured)
+        kinds, now = self._kinds, max([self._now, *(at for _, _, at in metrics)])
         updates = kinds["arrive"] - kinds["reject"]
         return RunProgress(
             state,
@@ -92,20 +94,13 @@ class RunFollower:
             1.0 if state == "ended" else self.until.fraction_done(now, updates),
             updates,
             db.execute("SELECT COUNT(*) FROM commits").fetchone()[0],
-            metrics,
+            {key: nan if value is None else value for key, value, _ in metrics},
             sum(value for (value,) in staleness) / len(staleness) if staleness else None,
             kinds["refuse"],
             kinds["reject"],
             kinds["lost"],
             stop[0] if stop else None,
         )
-
-
-def _latest_metrics(db: sqlite3.Connection) -> tuple[dict[str, float], float]:
-    """Return the metrics of the last evaluation and its time."""
-    last = "SELECT seq FROM metrics WHERE key NOT LIKE '%/%' ORDER BY seq DESC LIMIT 1"
-    rows = db.execute(f"SELECT key, value, now FROM metrics WHERE seq = ({last}) ORDER BY rowid").fetchall()
-    return {key: nan if value is None else value for key, value, _ in rows}, rows[0][2] if rows else 0.0
 
 
 def open_runs(folder: Path) -> dict[str, Run]:

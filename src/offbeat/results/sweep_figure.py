@@ -26,9 +26,6 @@ MAX_PANELS = 24  # heat maps per figure
 FINAL, TIME = (next(m for m in MEASURES if m.key == key) for key in ("final", "time_to_target"))
 
 
-# ---------------------------------------------------------------- table and JSON
-
-
 def sweep_table(sweep: Sweep, results: Sequence[CombinationResult]) -> ResultTable:
     """Make a table with one line per combination."""
     target, metrics = sweep_target(sweep), list(dict.fromkeys(r.row.metric for r in results if r.row is not None))
@@ -77,9 +74,6 @@ def sweep_target(sweep: Sweep) -> Target | str | None:
     target = experiment.until.target or experiment.target
     varied = any(setting.key in ("until", "target") for setting in sweep.over)
     return "target" if target is not None and varied else target
-
-
-# ---------------------------------------------------------------- figure
 
 
 def save_sweep_figure(sweep: Sweep, results: Sequence[CombinationResult], path: Path) -> None:

@@ -27,8 +27,6 @@ def to_csv(records: Iterable[Sequence[object]]) -> str:
     return buffer.getvalue()
 
 
-# ---------------------------------------------------------------- LaTeX
-
 # digits stay outside of math mode so that they can be bold
 LATEX_ESCAPES = str.maketrans(
     {
@@ -83,9 +81,6 @@ def _escape_latex(text: str) -> str:
     return f"{{{escaped[0]}}}{escaped[1:]}" if escaped[:1] in ("[", "*") else escaped
 
 
-# ---------------------------------------------------------------- Markdown
-
-
 def to_markdown(tables: Sequence[ResultTable], about: Sequence[str]) -> str:
     """Write GitHub Markdown; `about` becomes a comment, titles and notes become paragraphs."""
     lines = [f"<!-- {escape_unprintable(line).replace('-->', '--&gt;')} -->" for line in about]
@@ -111,9 +106,6 @@ def _escape_markdown(text: str) -> str:
 def _markdown_paragraph(text: str) -> str:
     """Escape Markdown syntax, also at the beginning of a line."""
     return re.sub(r"^([>#+-])", r"\\\1", _escape_markdown(text))
-
-
-# ---------------------------------------------------------------- both
 
 
 def _all_notes(table: ResultTable) -> tuple[str, ...]:

@@ -11,26 +11,9 @@ from math import isnan
 from pathlib import Path
 from typing import Literal
 
+from offbeat import metrics
 from offbeat.engine import Target
-from offbeat.metrics import (
-    MEASURES,
-    MISSING,
-    Interval,
-    Measure,
-    MethodRow,
-    NumberFormatter,
-    Placement,
-    Ranks,
-    Summary,
-    average_over_seeds,
-    column_heading,
-    confidence_interval,
-    format_beyond,
-    is_beyond,
-    measure_table,
-    paired_difference,
-    placed_measures,
-)
+from offbeat.metrics import MISSING, Interval, Measure, MethodRow, NumberFormatter, Placement, Ranks, Summary
 
 SummariesBySeed = Mapping[str, Mapping[int, Summary]]  # method -> seed -> summary of a finished run
 TableKind = Literal["numbers", "pairs", "prose"]  # pairs have no headings
@@ -83,12 +66,9 @@ class Report:
     page: Path = Path()
 
 
-# ---------------------------------------------------------------- one comparison
-
-
 def comparison_table(report: Report, arrows: bool = False) -> ResultTable:
     """Make the main table; if runs are unfinished, it gives the number of seeds of each mean."""
-    cells = measure_table(report.rows, report.target, arrows=arrows)
+    cells = metrics.measure_table(report.rows, report.target, arrows=arrows)
     notes, summaries, planned = unreached_note(cells), report.summaries, report.planned
     if all(len(summaries.get(name, {})) == len(seeds) for name, seeds in planned.items()):
         best = _best_by_column(report)
@@ -105,7 +85,7 @@ def seed_tables(report: Report) -> list[ResultTable]:
     """
     reached = report.target is not None and any(row["reached"] for row in report.rows)
     keys = ["final", "time_to_target"] if reached else ["final"]
-    return [_seed_table(m, m.table, report) for m in MEASURES if m.key in keys and m.table is not None]
+    return [_seed_table(m, m.table, report) for m in metrics.MEASURES if m.key in keys and m.table is not None]
 
 
 def _seed_table(measure: Measure, placement: Placement, report: Report) -> ResultTable:
@@ -115,16 +95,16 @@ def _seed_table(measure: Measure, placement: Placement, report: Report) -> Resul
     cells = [["strategy", "seeds", "mean [95 %]", "difference [95 %]", "verdict", *(f"seed {seed}" for seed in seeds)]]
     for row in report.rows:
         by_seed = values[row.strategy]
-        interval = confidence_interval(list(by_seed.values()))
+        interval = metrics.confidence_interval(list(by_seed.values()))
         without_mean = isnan(interval.mean)
         mean = measure.cell(placement, row.values, row.seeds) if without_mean else _format_interval(text, interval)
         difference, verdict = MISSING, MISSING
         if row.strategy != report.reference:
-            paired = paired_difference(by_seed, values.get(report.reference, {}))
+            paired = metrics.paired_difference(by_seed, values.get(report.reference, {}))
             difference, verdict = _judge_difference(measure, row, paired, text)
         singles = [_seed_cell(placement, report, row.strategy, seed, by_seed) for seed in seeds]
         cells.append([row.strategy, str(len(by_seed)), mean, difference, verdict, *singles])
-    heading = column_heading(measure, placement, report.rows[0], report.target)
+    heading = metrics.column_heading(measure, placement, report.rows[0], report.target)
     notes = [INTERVAL_NOTE if any(row.seeds > 1 for row in report.rows) else ONE_SEED_NOTE]
     if report.reference not in report.summaries:
         notes.append(f"no run of {report.reference} is finished: differences to it are missing")
@@ -134,7 +114,7 @@ def _seed_table(measure: Measure, placement: Placement, report: Report) -> Resul
 
 def unreached_note(rows: Sequence[Sequence[str]], note: str = BEYOND_NOTE) -> tuple[str, ...]:
     """Return a note if a cell is a lower bound of a time; the first column holds names and is ignored."""
-    return (note,) if any(is_beyond(cell) for row in rows for cell in row[1:]) else ()
+    return (note,) if any(metrics.is_beyond(cell) for row in rows for cell in row[1:]) else ()
 
 
 def values_by_seed(measure: Measure, summaries: SummariesBySeed) -> dict[str, dict[int, float]]:
@@ -173,20 +153,22 @@ def _seed_cell(placement: Placement, report: Report, name: str, seed: int, by_se
         return UNFINISHED_CELL if seed in report.planned[name] else MISSING
     value, summary = by_seed[seed], report.summaries[name][seed]
     if isnan(value) and placement.target and summary.target is not None:
-        return format_beyond(placement.text(summary.seconds))
+        return metrics.format_beyond(placement.text(summary.seconds))
     return placement.text(value)
 
 
 def _best_by_column(report: Report) -> dict[int, str]:
     """Return, for each column, the method that paired differences show to be better than every other."""
     best: dict[int, str] = {}
-    for column, (measure, _) in enumerate(placed_measures("table", report.target)):
+    for column, (measure, _) in enumerate(metrics.placed_measures("table", report.target)):
         direction = measure.direction(report.rows[0].higher_is_better)
         if measure.read is None or direction is None or len(report.summaries) < 2:
             continue
         sign, values = 1 if direction == "more" else -1, values_by_seed(measure, report.summaries)
         for name, by_seed in values.items():
-            differences = [paired_difference(by_seed, others) for other, others in values.items() if other != name]
+            differences = [
+                metrics.paired_difference(by_seed, others) for other, others in values.items() if other != name
+            ]
             if all(sign * difference.mean > 0 and difference.excludes_zero for difference in differences):
                 best[column] = name
     return best
@@ -200,9 +182,6 @@ def unfinished_table(runs: Sequence[UnfinishedRun], resume_command: str) -> Resu
         metric = "" if s is None or not s.metrics else f", {s.headline} {s.metrics[s.headline]:.3f}"
         rows.append([run.folder, "not started" if s is None else f"{s.seconds:.0f} s, {s.updates} updates{metric}"])
     return ResultTable(rows, f"not finished and not included in any mean; to continue: {resume_command}", kind="prose")
-
-
-# ---------------------------------------------------------------- several comparisons or runs
 
 
 def rank_table(ranks: Ranks) -> ResultTable:
@@ -245,10 +224,10 @@ def side_by_side_tables(runs: Sequence[SingleRun], arrows: bool = False) -> list
 
 def _side_by_side_table(runs: Sequence[SingleRun], arrows: bool) -> ResultTable:
     """Make a table with one line per run, without the measures that compare methods."""
-    rows = [average_over_seeds(run.folder, [run.summary], {}) for run in runs]
-    cells = measure_table(rows, runs[0].target, arrows=arrows)
+    rows = [metrics.average_over_seeds(run.folder, [run.summary], {}) for run in runs]
+    cells = metrics.measure_table(rows, runs[0].target, arrows=arrows)
     labels = [["strategy", "seed"], *([r.strategy, MISSING if r.seed is None else str(r.seed)] for r in runs)]
-    columns = [n for n, (m, _) in enumerate(placed_measures("table", runs[0].target), 1) if m.read is not None]
+    columns = [n for n, (m, _) in enumerate(metrics.placed_measures("table", runs[0].target), 1) if m.read is not None]
     table = [[row[0], *label, *(row[n] for n in columns)] for row, label in zip(cells, labels, strict=True)]
     table[0][0] = "run"
     unfinished = [run.folder for run in runs if not run.complete]

@@ -37,6 +37,7 @@ class Dashboard(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
+        """Address to open in a browser."""
         return f"http://{HOST}:{self.server_port}/"
 
     def server_bind(self) -> None:
@@ -47,56 +48,59 @@ class Dashboard(ThreadingHTTPServer):
 
 
 class DashboardHandler(BaseHTTPRequestHandler):
-    """Answers one request."""
+    """Answer one request."""
 
     server: Dashboard
     server_version, sys_version = "offbeat", ""
     timeout = 30  # seconds without data
 
     def do_GET(self) -> None:
+        """Answer a request for a page or for new numbers."""
         with suppress(BrokenPipeError, ConnectionResetError):  # the client has closed the connection
-            self._answer()
+            self._send(*self._choose_answer())
 
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
+        """Reject a request that would change something."""
         self._send(HTTPStatus.METHOD_NOT_ALLOWED, "this server is read-only")
 
     do_PUT = do_DELETE = do_PATCH = do_OPTIONS = do_POST
 
-    def _answer(self) -> None:
+    def _choose_answer(self) -> tuple[HTTPStatus, str, str]:
+        """Return status, text and kind of the answer to a request."""
         port = self.server.server_port
         if self.headers.get_all("Host", []) not in ([f"{name}:{port}"] for name in (HOST, "localhost")):
-            return self._send(HTTPStatus.FORBIDDEN, f"use this address: {self.server.address}")
+            return HTTPStatus.FORBIDDEN, f"use this address: {self.server.address}", "plain"
         url = urlsplit(self.path)
         query = parse_qs(url.query)
         with self.server.request_lock:
             if url.path == "/":
                 index = self.server.run_index
-                return self._send(HTTPStatus.OK, dashboard_pages.runs_page(index.entries(), index.root), "html")
+                return HTTPStatus.OK, dashboard_pages.runs_page(index.entries(), index.root), "html"
             if url.path not in ("/view", "/numbers"):
-                return self._send(HTTPStatus.NOT_FOUND, "there is no such page")
-            names = list(dict.fromkeys(query.get("of", [])))
-            entries = self._find_entries(names)
+                return HTTPStatus.NOT_FOUND, "there is no such page", "plain"
+            entries = self._find_entries(list(dict.fromkeys(query.get("of", []))))
             if entries is None:
-                text = f"choose from 1 to {MAX_RUNS_SHOWN} runs on the first page"
-                return self._send(HTTPStatus.NOT_FOUND, text)
+                return HTTPStatus.NOT_FOUND, f"choose from 1 to {MAX_RUNS_SHOWN} runs on the first page", "plain"
             if url.path == "/view":
-                return self._send(HTTPStatus.OK, dashboard_pages.result_page(entries), "html")
+                return HTTPStatus.OK, dashboard_pages.result_page(entries), "html"
             if query.get("after") == [dashboard_pages.content_stamp(entries)]:
-                return self._send(HTTPStatus.NO_CONTENT, "")
+                return HTTPStatus.NO_CONTENT, "", "plain"
             try:
-                self._send(HTTPStatus.OK, dashboard_pages.updated_numbers(entries), "json")
+                return HTTPStatus.OK, dashboard_pages.updated_numbers(entries), "json"
             except OffbeatError as error:
-                self._send(HTTPStatus.CONFLICT, str(error))
+                return HTTPStatus.CONFLICT, str(error), "plain"
 
     def _find_entries(self, names: list[str]) -> list[IndexEntry] | None:
-        known = self.server.run_index.known()
+        """Return the runs and comparisons with these names; None if one is unknown or there are too many."""
+        known = self.server.run_index.entries_by_name()
         if not 0 < len(names) <= MAX_RUNS_SHOWN or not all(name in known for name in names):
             return None
         return [known[name] for name in names]
 
     def _send(self, status: HTTPStatus, text: str, kind: str = "plain") -> None:
+        """Send a complete answer."""
         data = text.encode(errors="replace")
         self.send_response(status)
         self.send_header("Content-Type", f"{'application' if kind == 'json' else 'text'}/{kind}; charset=utf-8")

@@ -38,9 +38,9 @@ STATE_TEXTS = {
 def runs_page(entries: Sequence[IndexEntry], root: Path) -> str:
     """Return the list of all runs, with check boxes to compare several."""
     if entries:
-        head = '<th scope="col">run</th><td></td>'
-        head += "".join(f'<th scope="col" class="left">{word}</th>' for word in ("method", "state"))
-        head += "".join(f'<th scope="col">{word}</th>' for word in ("seconds", "updates", "metric", "staleness"))
+        left = "".join(f'<th scope="col" class="left">{word}</th>' for word in ("method", "state"))
+        right = "".join(f'<th scope="col">{word}</th>' for word in ("seconds", "updates", "metric", "staleness"))
+        head = f'<th scope="col">run</th><td></td>{left}{right}'
         rows = "".join(map(_rows, entries))
         main = f"""<form action="/view" method="get"><div class="wide" tabindex="0"><table>
 <thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>
@@ -56,18 +56,20 @@ def runs_page(entries: Sequence[IndexEntry], root: Path) -> str:
 
 
 def _rows(entry: IndexEntry) -> str:
+    """Return the row of a run, or the rows of a comparison and its runs."""
     if entry.runs is None:
-        return f"<tr>{_cells(entry, entry.name)}</tr>"
+        return f"<tr>{_run_cells(entry, entry.name)}</tr>"
     head = f'<th scope="row">{_link(entry, entry.name)}</th>'
     if entry.error is not None:
         return f'<tr>{head}<td class="wrong bad" colspan="7">{escape(entry.error)}</td></tr>'
     finished = f"{sum(run.state == 'ended' for run in entry.runs)} of {len(entry.runs)} runs"
     cells = f'<td></td><td class="left">{finished}</td>{_state_cell(entry)}<td colspan="4"></td>'
-    runs = "".join(f'<tr class="sub">{_cells(run, run.folder.name)}</tr>' for run in entry.runs)
+    runs = "".join(f'<tr class="sub">{_run_cells(run, run.folder.name)}</tr>' for run in entry.runs)
     return f"<tr>{head}{cells}</tr>{runs}"
 
 
-def _cells(run: IndexEntry, text: str) -> str:
+def _run_cells(run: IndexEntry, text: str) -> str:
+    """Return the cells of a run, with this text as the link to its page."""
     head = f'<th scope="row">{_link(run, text)}</th>'
     progress = run.progress
     if progress is None:
@@ -85,10 +87,12 @@ def _cells(run: IndexEntry, text: str) -> str:
 
 
 def _state_cell(entry: IndexEntry) -> str:
+    """Return the cell with the state of a run or comparison."""
     return f'<td class="state left">{_describe_state(entry)}</td>'
 
 
 def _describe_state(entry: IndexEntry) -> str:
+    """Return the state as HTML, with a bar unless it is finished."""
     text = STATE_TEXTS[entry.state]
     if entry.state == "ended":
         reason = entry.progress.reason if entry.progress else None
@@ -98,10 +102,12 @@ def _describe_state(entry: IndexEntry) -> str:
 
 
 def _link(entry: IndexEntry, text: str) -> str:
+    """Return a link to the page of an entry."""
     return f'<a href="/view?{escape(view_query([entry]))}">{escape(text)}</a>'
 
 
 def view_query(entries: Sequence[IndexEntry]) -> str:
+    """Return the query that names these entries in a request."""
     return urlencode([("of", entry.name) for entry in entries])
 
 
@@ -118,7 +124,9 @@ def result_page(entries: Sequence[IndexEntry]) -> str:
     top = f"""<p class="top"><a href="/">← all runs</a><span>{escape(names)}</span>
 <span class="state" id="standing">{state}</span>
 <span id="heard" role="status"></span></p>"""
-    polling = _polling_json(entries)
+    unfinished = any(entry.state in ("going on", "stopped", "not begun") for entry in entries)
+    url = f"/numbers?{view_query(entries)}"
+    polling = page.compact_json({"url": url, "stamp": content_stamp(entries), "going": unfinished})
     try:
         series, result = entries_series(entries)
         content = report.page_content(result, series)
@@ -130,25 +138,13 @@ def result_page(entries: Sequence[IndexEntry]) -> str:
     return html.replace("</style>", f"{STYLE}</style>", 1)
 
 
-def _polling_json(entries: Sequence[IndexEntry]) -> str:
-    going = any(entry.state in ("going on", "stopped", "not begun") for entry in entries)
-    return page.compact_json(
-        {"url": f"/numbers?{view_query(entries)}", "stamp": content_stamp(entries), "going": going}
-    )
-
-
 def updated_numbers(entries: Sequence[IndexEntry]) -> str:
     """Return the JSON with which an open page redraws itself."""
     state = {"share": entries[0].share, "state": STATE_TEXTS[entries[0].state]} if len(entries) == 1 else None
     series, _ = entries_series(entries)
-    return page.compact_json(
-        {
-            "stamp": content_stamp(entries),
-            "ended": all(entry.state == "ended" for entry in entries),
-            "standing": state,
-            "numbers": page_data.page_numbers(series, None),
-        }
-    )
+    numbers = page_data.page_numbers(series, None)
+    ended = all(entry.state == "ended" for entry in entries)
+    return page.compact_json({"stamp": content_stamp(entries), "ended": ended, "standing": state, "numbers": numbers})
 
 
 def entries_series(entries: Sequence[IndexEntry]) -> tuple[FigureSeries, Comparison | Run | None]:

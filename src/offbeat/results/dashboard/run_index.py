@@ -30,10 +30,12 @@ class IndexEntry:
 
     @property
     def all_runs(self) -> list[IndexEntry]:
+        """The run itself, or the runs of the comparison."""
         return [self] if self.runs is None else self.runs
 
     @property
     def state(self) -> str:
+        """State of the run; of a comparison, the state that is most important to know."""
         if self.error is not None:
             return "damaged"
         states = {run.progress.state if run.progress else "damaged" for run in self.all_runs}
@@ -44,63 +46,59 @@ class IndexEntry:
 
     @property
     def share(self) -> float:
+        """Share of the run, or of all runs, that is done."""
         return sum(run.progress.share if run.progress else 0.0 for run in self.all_runs) / max(1, len(self.all_runs))
 
 
 @dataclass
 class RunIndex:
-    """Finds and reads the runs on each request, but of each trace only new rows."""
+    """Find and read the runs on each request, but of each trace only new rows."""
 
     root: Path
-    _followers: dict[Path, tuple[RunFollower, str, int]] = field(default_factory=dict)
+    _followers: dict[Path, tuple[RunFollower, str, int]] = field(default_factory=dict)  # with strategy and seed
     # finished runs, with the modification time of their model
     _ended: dict[Path, tuple[float, RunProgress]] = field(default_factory=dict)
 
     def entries(self) -> list[IndexEntry]:
         """Return all entries, newest first."""
         folders = sorted(_find_folders(self.root, MAX_DEPTH), key=_last_change, reverse=True)
-        return [self._entry(folder) for folder in folders]
+        return [self._read_entry(folder) for folder in folders]
 
-    def known(self) -> dict[str, IndexEntry]:
+    def entries_by_name(self) -> dict[str, IndexEntry]:
         """Return all entries by name, including the runs of comparisons."""
         entries = self.entries()
         return {entry.name: entry for entry in [*entries, *(run for each in entries for run in each.runs or ())]}
 
-    def _name(self, folder: Path) -> str:
-        return folder.relative_to(self.root).as_posix()
-
-    def _entry(self, folder: Path) -> IndexEntry:
+    def _read_entry(self, folder: Path) -> IndexEntry:
+        """Read a run, or a comparison with its runs."""
         if not (folder / MANIFEST).is_file():
-            return self._run(folder)
-        name = self._name(folder)
+            return self._read_run(folder)
+        name = folder.relative_to(self.root).as_posix()
         try:
             layout = Comparison(folder).layout()
         except OffbeatError as error:
             return IndexEntry(name, folder, [], error=str(error))
-        return IndexEntry(name, folder, [self._run(folder / e["folder"], e["strategy"]) for e in layout])
+        return IndexEntry(name, folder, [self._read_run(folder / e["folder"], e["strategy"]) for e in layout])
 
-    def _run(self, folder: Path, label: str = "") -> IndexEntry:
-        name = self._name(folder)
+    def _read_run(self, folder: Path, label: str = "") -> IndexEntry:
+        """Read the progress of a run; a finished run is read again only if its model has changed."""
+        name = folder.relative_to(self.root).as_posix()
         try:
             if folder not in self._followers:
                 run = Run(folder)
                 experiment = run.experiment()
                 self._followers[folder] = RunFollower(run), strategy_name(experiment), experiment.seed
             follower, strategy, seed = self._followers[folder]
-            return IndexEntry(name, folder, None, label or strategy, seed, self._read_progress(folder, follower))
+            written = _modified(follower.run.model_file)
+            ended_at, progress = self._ended.get(folder, (None, None))
+            if progress is None or ended_at != written:
+                progress = follower.read_progress()
+            if progress.state == "ended":
+                self._ended[folder] = written, progress
+            return IndexEntry(name, folder, None, label or strategy, seed, progress)
         except (OffbeatError, OSError) as error:
             self._followers.pop(folder, None)
             return IndexEntry(name, folder, None, label, error=str(error))
-
-    def _read_progress(self, folder: Path, follower: RunFollower) -> RunProgress:
-        written = _modified(follower.run.model_file)
-        cached = self._ended.get(folder)
-        if cached is not None and cached[0] == written:
-            return cached[1]
-        progress = follower.read_progress()
-        if progress.state == "ended":
-            self._ended[folder] = written, progress
-        return progress
 
 
 def _find_folders(folder: Path, depth: int) -> Iterator[Path]:
@@ -118,10 +116,12 @@ def _find_folders(folder: Path, depth: int) -> Iterator[Path]:
 
 
 def _last_change(folder: Path) -> float:
+    """Return when a run or a comparison last changed."""
     return max(map(_modified, (folder, folder / "run.sqlite", folder / "lock")))
 
 
 def _modified(path: Path) -> float:
+    """Return when a file was last written; 0 if it does not exist."""
     try:
         return path.stat().st_mtime
     except OSError:

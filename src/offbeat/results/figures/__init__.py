@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure, SubFigure
 
+FIGURE_KINDS = ("all", "curves", "staleness", "timeline")
 PANEL_GAP = 0.25  # inches
 MAX_OPAQUE_BANDS = 6  # with more methods the bands are fainter, so that all stay visible
 ROW_HEIGHT = 0.19  # inches per method in the staleness panel
@@ -40,55 +40,32 @@ def save_figure(series: FigureSeries, path: Path, kind: str = "all") -> None:
     """Write one kind of figure atomically; the suffix of the path selects the format."""
     if kind not in FIGURE_KINDS:
         raise unknown_name("kind of figure", kind, FIGURE_KINDS)
-    print_figure(path, lambda: DRAW_BY_KIND[kind](series))
+    print_figure(path, lambda: draw_figure(series, kind))
 
 
-def _curves_figure(series: FigureSeries) -> Figure:
-    """Draw the metric curves alone, in one column."""
-    figure = new_figure(COLUMN_WIDTH, 2.2 + legend_height(series, COLUMN_WIDTH))
-    draw_metric_curves(figure.subplots(), series)
-    draw_legend(figure, series, COLUMN_WIDTH)
+def draw_figure(series: FigureSeries, kind: str) -> Figure:
+    """Draw one panel, or curves and staleness side by side with the timelines below."""
+    if kind == "curves":
+        figure = new_figure(COLUMN_WIDTH, 2.2 + legend_height(series, COLUMN_WIDTH))
+        draw_metric_curves(figure.subplots(), series)
+        draw_legend(figure, series, COLUMN_WIDTH)
+    elif kind == "staleness":
+        figure = new_figure(COLUMN_WIDTH, staleness_height(series))
+        draw_staleness_boxes(figure.subplots(), series)
+    elif kind == "timeline":
+        figure = new_figure(PAGE_WIDTH, timeline_height(series))
+        draw_timelines(figure, series)
+    else:
+        heights = (max(2.6, staleness_height(series)) + legend_height(series, PAGE_WIDTH), timeline_height(series))
+        figure = new_figure(PAGE_WIDTH, sum(heights) + PANEL_GAP)
+        figure.suptitle(escape_text(series.title), fontsize=9)
+        top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=heights).flat
+        left, right = top.subplots(1, 2, width_ratios=(5, 4))
+        draw_metric_curves(left, series)
+        draw_legend(top, series, PAGE_WIDTH)
+        draw_staleness_boxes(right, series)
+        draw_timelines(bottom, series)
     return figure
-
-
-def _staleness_figure(series: FigureSeries) -> Figure:
-    """Draw the staleness alone, in one column."""
-    figure = new_figure(COLUMN_WIDTH, staleness_height(series))
-    draw_staleness_boxes(figure.subplots(), series)
-    return figure
-
-
-def _timeline_figure(series: FigureSeries) -> Figure:
-    """Draw the timelines alone, over the width of the page."""
-    figure = new_figure(PAGE_WIDTH, timeline_height(series))
-    draw_timelines(figure, series)
-    return figure
-
-
-def _combined_figure(series: FigureSeries) -> Figure:
-    """Draw curves and staleness side by side, with the timelines below."""
-    heights = (max(2.6, staleness_height(series)) + legend_height(series, PAGE_WIDTH), timeline_height(series))
-    figure = new_figure(PAGE_WIDTH, sum(heights) + PANEL_GAP)
-    figure.suptitle(escape_text(series.title), fontsize=9)
-    top, bottom = figure.subfigures(2, 1, squeeze=False, height_ratios=heights).flat
-    left, right = top.subplots(1, 2, width_ratios=(5, 4))
-    draw_metric_curves(left, series)
-    draw_legend(top, series, PAGE_WIDTH)
-    draw_staleness_boxes(right, series)
-    draw_timelines(bottom, series)
-    return figure
-
-
-DRAW_BY_KIND: dict[str, Callable[[FigureSeries], Figure]] = {
-    "all": _combined_figure,
-    "curves": _curves_figure,
-    "staleness": _staleness_figure,
-    "timeline": _timeline_figure,
-}
-FIGURE_KINDS = tuple(DRAW_BY_KIND)
-
-
-# ---------------------------------------------------------------- metric curves
 
 
 def draw_metric_curves(axes: Axes, series: FigureSeries) -> None:
@@ -108,7 +85,12 @@ def draw_metric_curves(axes: Axes, series: FigureSeries) -> None:
     axes.set_xlim(0, max(method.seconds.max(initial=0.0) for method in series.methods) or 1.0)
     axes.set_xlabel(series.clock)
     axes.set_ylabel(escape_text(series.metric))
-    axes.set_title(_curves_title(series), fontsize=7, loc="left", color="0.3")
+    seeds = max(len(method.curves) for method in series.methods)
+    over = f"mean of {seeds} seeds, band: minimum to maximum" if seeds > 1 else "one seed"
+    worst, side = ("lowest", "starts at") if series.higher else ("highest", "ends at")
+    value = "mean" if seeds > 1 else "value"
+    title = f"{over}\naxis {side} the {worst} {value} after {EARLY_SHARE:.0%} of the run"
+    axes.set_title(title, fontsize=7, loc="left", color="0.3")
     axes.grid(alpha=0.25, linewidth=0.5)
 
 
@@ -123,23 +105,12 @@ def _draw_target(axes: Axes, series: FigureSeries, target: Target) -> None:
     text.set(fontsize=7, color="0.3", bbox=box)
 
 
-def _curves_title(series: FigureSeries) -> str:
-    """Describe the band and the limits of the axis in two lines."""
-    seeds = max(len(method.curves) for method in series.methods)
-    over = f"mean of {seeds} seeds, band: minimum to maximum" if seeds > 1 else "one seed"
-    worst, side = ("lowest", "starts at") if series.higher else ("highest", "ends at")
-    return f"{over}\naxis {side} the {worst} {'mean' if seeds > 1 else 'value'} after {EARLY_SHARE:.0%} of the run"
-
-
 def draw_legend(figure: Figure | SubFigure, series: FigureSeries, width: float) -> None:
     """Place the legend above the axes, where it covers nothing."""
     if len(series.methods) > 1:
         handles, labels = figure.axes[0].get_legend_handles_labels()
         columns = legend_columns(series, width)
         figure.legend(handles, labels, loc="outside upper left", ncols=columns, frameon=False, handlelength=2.6)
-
-
-# ---------------------------------------------------------------- staleness
 
 
 def staleness_height(series: FigureSeries) -> float:

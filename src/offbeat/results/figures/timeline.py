@@ -37,13 +37,16 @@ def draw_timelines(figure: Figure | SubFigure, series: FigureSeries) -> None:
     for number, axes in enumerate(grid.flat):
         if number < count:
             _draw_timeline(axes, series.methods[number], last=number + columns >= count)
-            if number % columns == 0:
-                _label_clients(axes, series, series.methods[number])
+            clients = series.methods[number].lanes.clients
+            if number % columns == 0 and 1 < len(clients) <= MAX_NAMED_LANES:
+                names = [escape_text(series.client_name(client), MAX_CLIENT_NAME) for client in clients]
+                axes.set_yticks([row + 0.5 for row in range(len(clients))], names)
+                axes.tick_params(axis="y", length=0, pad=2)
         else:
             axes.set_visible(False)
     shown, total = len(series.methods[0].lanes.clients), len(series.clients)
-    clients = f"{shown} of {total} clients" if 1 < shown < total else "clients"
-    figure.supylabel(f"{clients}, fastest on top", fontsize=8)
+    label = f"{shown} of {total} clients" if 1 < shown < total else "clients"
+    figure.supylabel(f"{label}, fastest on top", fontsize=8)
     key = "light: at work, full: an update arrived, white: waiting, grey line: away, red half: lost or refused"
     figure.supxlabel(f"{series.clock}\n{key} (first seed)", fontsize=7)
 
@@ -59,15 +62,6 @@ def _draw_timeline(axes: Axes, method: MethodRuns, last: bool) -> None:
     axes.tick_params(labelbottom=last, bottom=last)
     for side in ("top", "right"):
         axes.spines[side].set_visible(True)
-
-
-def _label_clients(axes: Axes, series: FigureSeries, method: MethodRuns) -> None:
-    """Write each client's name beside its lane if there is room."""
-    clients = method.lanes.clients
-    if 1 < len(clients) <= MAX_NAMED_LANES:
-        middles = [row + 0.5 for row in range(len(clients))]
-        axes.set_yticks(middles, [escape_text(series.client_name(client), MAX_CLIENT_NAME) for client in clients])
-        axes.tick_params(axis="y", length=0, pad=2)
 
 
 def lane_pixels(lanes: ClientLanes, colour: str) -> NDArray[np.float64]:

@@ -60,9 +60,12 @@ def html_document(
 ) -> str:
     """Return an HTML document with the shared style, its scripts and their numbers."""
     script = "(() => {\n'use strict';\n" + "".join(path.read_text() for path in scripts) + "})();"
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    server = " connect-src 'self';" if connects else ""
+    policy = f"default-src 'none';{server} style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
     return f"""<!doctype html>
 <html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="{_content_security_policy(script, connects)}">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
 <meta name="viewport" content="width=device-width, initial-scale=1">
 <meta name="color-scheme" content="light dark">
 <title>{escape(title)}</title>
@@ -78,13 +81,6 @@ def html_document(
 def compact_json(value: object) -> str:
     """Format a value as JSON without blanks, with null for NaN."""
     return json.dumps(without_nan(value), separators=(",", ":"), allow_nan=False)
-
-
-def _content_security_policy(script: str, connects: bool) -> str:
-    """Allow only this script and, if it connects, requests to the page's own server."""
-    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
-    server = " connect-src 'self';" if connects else ""
-    return f"default-src 'none';{server} style-src 'unsafe-inline'; script-src 'sha256-{digest}'; base-uri 'none'"
 
 
 def escape_json(data: str) -> str:

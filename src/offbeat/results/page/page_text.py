@@ -64,6 +64,7 @@ def _sections(series: FigureSeries, content: PageContent) -> list[Section]:
         f"{EARLY_SHARE:.0%} of the run; earlier values beyond it are cut off. Drag to zoom. Keyboard: arrows move the "
         "cursor, + and − zoom, 0 shows all."
     )
+    caveats = "".join(f"<li>{escape(line)}</li>" for line in content.caveats)
     contributions = [
         _figure("heard", "Updates by client", UPDATES_NOTE),
         _figure("classes", "Updates by class", CLASSES_NOTE),
@@ -71,7 +72,11 @@ def _sections(series: FigureSeries, content: PageContent) -> list[Section]:
     ]
     timeline = _figure("timeline", "Activity by client, fastest on top", TIMELINE_NOTE)
     return [
-        ("caveats", "Caveats", _caveats(content.caveats)),
+        (
+            "caveats",
+            "Caveats",
+            f'<ul class="caveat">{caveats}</ul>' if caveats else f'<p class="fine">{NO_CAVEATS}</p>',
+        ),
         ("results", "Results", _results(content)),
         ("curves", "Curves", _figure("curves", f"{series.metric} over {series.clock}", curves_note)),
         ("staleness", "Staleness", _figure("staleness", "Staleness of updates by method", STALENESS_NOTE)),
@@ -90,13 +95,6 @@ def _figure(name: str, label: str, note: str) -> str:
         f'<figure id="f-{name}" aria-label="{escape(label)}"><div class="controls"></div><div class="plot"></div>'
         f'<figcaption class="note">{escape(note)}</figcaption></figure>'
     )
-
-
-def _caveats(caveats: Sequence[str]) -> str:
-    """Return a list of caveats, or a sentence that there are none."""
-    if not caveats:
-        return f'<p class="fine">{NO_CAVEATS}</p>'
-    return '<ul class="caveat">' + "".join(f"<li>{escape(line)}</li>" for line in caveats) + "</ul>"
 
 
 def _results(content: PageContent) -> str:

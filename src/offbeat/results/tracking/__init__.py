@@ -16,8 +16,9 @@ import threading
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from math import isfinite
+from statistics import fmean
 
 from offbeat.core.errors import ConfigError, escape_unprintable, unknown_name
 from offbeat.engine import open_read_only, write_atomically
@@ -41,6 +42,7 @@ class TrackerChoice:
     where: str | None = None
 
     def __str__(self) -> str:
+        """Return the text that the command line accepts."""
         return self.name if self.where is None else f"{self.name}:{self.where}"
 
 
@@ -89,15 +91,12 @@ class TrackedRun:
             except sqlite3.OperationalError:  # the trace has no tables yet
                 return
         if points:
-            self._open().write(points)
-            self._save_mark(TrackingMark(points[-1].seq, self.mark.name))
+            self._open_tracker().write(points)
+            self._save_mark(replace(self.mark, seq=points[-1].seq))
         if complete:
-            values = measure_values(self.run.summary())
-            self._open().close(
-                {key: float(v) for key, v in values.items() if isinstance(v, (int, float)) and isfinite(v)}
-            )
+            self._open_tracker().close(_finite_values(measure_values(self.run.summary())))
             self.tracker = None
-            self._save_mark(TrackingMark(self.mark.seq, self.mark.name, closed=True))
+            self._save_mark(replace(self.mark, closed=True))
 
     def close(self) -> None:
         """Close the tracker of an unfinished run, which may be resumed later."""
@@ -105,15 +104,17 @@ class TrackedRun:
         if tracker is not None:
             tracker.close(None)
 
-    def _open(self) -> Tracker:
+    def _open_tracker(self) -> Tracker:
+        """Return the tracker; open it at the first call."""
         if self.tracker is None:
             settings = flatten_settings(to_values(self.run.experiment()))
             info = TrackedRunInfo(self.name, self.group, self.run.folder, settings)
             self.tracker = TRACKERS[self.choice.name](self.choice.where, info, self.mark.name)
-            self._save_mark(TrackingMark(self.mark.seq, self.tracker.name))
+            self._save_mark(replace(self.mark, name=self.tracker.name))
         return self.tracker
 
     def _save_mark(self, mark: TrackingMark) -> None:
+        """Store the mark in the run folder."""
         self.mark = mark
         marks = {**_read_marks(self.run), str(self.choice): mark}
         stored = {choice: asdict(mark) for choice, mark in marks.items()}
@@ -143,6 +144,7 @@ def track_runs(runs: Mapping[str, Run], group: str | None, texts: Sequence[str])
     stopping, failed = threading.Event(), set[TrackerChoice]()
 
     def send(last: bool = False) -> None:
+        """Send the new points of all runs; exclude a tracker that fails."""
         for tracked in tracked_runs:
             if tracked.choice in failed:
                 continue
@@ -156,6 +158,7 @@ def track_runs(runs: Mapping[str, Run], group: str | None, texts: Sequence[str])
                 log.warning("warning: %s failed and is no longer updated, the run continues: %s", tracked.choice, why)
 
     def poll() -> None:
+        """Send at intervals until the context ends."""
         while not stopping.wait(POLL_SECONDS):
             send()
         send(last=True)
@@ -171,15 +174,12 @@ def track_runs(runs: Mapping[str, Run], group: str | None, texts: Sequence[str])
             log.warning("warning: a tracker does not respond; it may lack the end of the run")
 
 
-# ---------------------------------------------------------------- points
-
-
 def points_since(db: sqlite3.Connection, after: int) -> list[TrackedPoint]:
     """Return the grid points after a row of the trace.
 
     Each has its metrics, the notes and mean staleness since the point before, and the updates refused so far.
     """
-    grid: dict[int, tuple[float, int, dict[str, float]]] = {}
+    grid: dict[int, tuple[float, int, dict[str, float | None]]] = {}
     query = "SELECT seq, now, updates, key, value FROM metrics WHERE seq > ? ORDER BY seq, rowid"
     for seq, now, updates, key, value in db.execute(query, (after,)):
         grid.setdefault(seq, (now, updates, {}))[2][key] = value
@@ -187,25 +187,22 @@ def points_since(db: sqlite3.Connection, after: int) -> list[TrackedPoint]:
         return []
     before = db.execute("SELECT MAX(seq) FROM metrics WHERE seq <= ?", (after,)).fetchone()[0]
     before = -1 if before is None else before
-    notes, staleness = notes_on_grid(db, list(grid), before), _mean_staleness(db, list(grid), before)
+    rows, staleness = list(grid), [list[int]() for _ in grid]
+    arrivals = "SELECT seq, version - base_version FROM trace WHERE kind = 'arrive' AND seq > ? AND seq <= ?"
+    for seq, versions in db.execute(arrivals, (before, rows[-1])):
+        staleness[bisect_left(rows, seq)].append(versions)
+    points, notes = [], notes_on_grid(db, rows, before)
     refused = "SELECT COUNT(*) FROM trace WHERE kind = 'refuse' AND seq <= ?"
-    points = []
-    for i, (seq, (now, updates, metrics)) in enumerate(grid.items()):
-        values: dict[str, float | None] = {**metrics}
-        if staleness[i] is not None:
-            values |= {"staleness": staleness[i], "refused": db.execute(refused, (seq,)).fetchone()[0]}
-        values |= notes[i]
-        finite = {key: float(value) for key, value in values.items() if value is not None and isfinite(value)}
-        points.append(TrackedPoint(seq, now, updates, finite))
+    for i, (seq, (now, updates, values)) in enumerate(grid.items()):
+        if staleness[i]:
+            values |= {"staleness": fmean(staleness[i]), "refused": db.execute(refused, (seq,)).fetchone()[0]}
+        points.append(TrackedPoint(seq, now, updates, _finite_values({**values, **notes[i]})))
     return points
 
 
-def _mean_staleness(db: sqlite3.Connection, grid: list[int], after: int) -> list[float | None]:
-    values: list[list[int]] = [[] for _ in grid]
-    query = "SELECT seq, version - base_version FROM trace WHERE kind = 'arrive' AND seq > ? AND seq <= ?"
-    for seq, staleness in db.execute(query, (after, grid[-1])):
-        values[bisect_left(grid, seq)].append(staleness)
-    return [sum(each) / len(each) if each else None for each in values]
+def _finite_values(values: Mapping[str, object]) -> dict[str, float]:
+    """Return the values that are finite numbers."""
+    return {key: float(v) for key, v in values.items() if isinstance(v, (int, float)) and isfinite(v)}
 
 
 def flatten_settings(settings: Mapping[str, object], prefix: str = "") -> dict[str, SettingValue]:

@@ -47,7 +47,8 @@ class Tracker(Protocol):
 
     name: str  # identifies the run after a resume
 
-    def write(self, points: Sequence[TrackedPoint]) -> None: ...
+    def write(self, points: Sequence[TrackedPoint]) -> None:
+        """Send points in order."""
 
     def close(self, summary: Mapping[str, float] | None) -> None:
         """Finish the run with its summary; None means that it is unfinished."""
@@ -66,12 +67,14 @@ class TensorBoard:
         self._writer: Any = SummaryWriter(str(folder), filename_suffix=".offbeat")
 
     def write(self, points: Sequence[TrackedPoint]) -> None:
+        """Write one scalar per value."""
         for point in points:
             for key, value in point.values.items():
                 self._writer.add_scalar(key, value, point.updates, point.now)
         self._writer.flush()
 
     def close(self, summary: Mapping[str, float] | None) -> None:
+        """Write the summary, unless the run is unfinished, and close the run."""
         if summary is not None:
             from torch.utils.tensorboard.summary import hparams
 
@@ -94,7 +97,11 @@ class MLflow:
         from mlflow.tracking import MlflowClient
 
         self._metric = Metric
-        self._client: Any = MlflowClient(tracking_uri=_mlflow_uri(where))
+        if where is not None and ":" not in where:
+            folder = Path(where).resolve()
+            folder.mkdir(parents=True, exist_ok=True)
+            where = f"sqlite:///{folder / 'mlflow.db'}"
+        self._client: Any = MlflowClient(tracking_uri=where)
         if name is None:
             title = os.environ.get("MLFLOW_EXPERIMENT_NAME", DEFAULT_PROJECT)
             existing = self._client.get_experiment_by_name(title)
@@ -109,6 +116,7 @@ class MLflow:
             self._client.update_run(name, status="RUNNING")
 
     def write(self, points: Sequence[TrackedPoint]) -> None:
+        """Log all values of the points as metrics."""
         metrics = (
             self._metric(_mlflow_name(key), value, round(1000 * point.now), point.updates)
             for point in points
@@ -117,10 +125,12 @@ class MLflow:
         self._log(metrics)
 
     def _log(self, metrics: Iterable[Any]) -> None:
+        """Send metrics in batches that the server accepts."""
         for batch in _batches(metrics, 1000):
             self._client.log_batch(self.name, metrics=batch)
 
     def close(self, summary: Mapping[str, float] | None) -> None:
+        """Write the summary, unless the run is unfinished, and close the run."""
         if summary is not None:
             self._log([self._metric(_mlflow_name(f"summary/{key}"), value, 0, 0) for key, value in summary.items()])
         self._client.set_terminated(self.name, "KILLED" if summary is None else "FINISHED")
@@ -152,10 +162,12 @@ class WandB:
         self._run.define_metric("*", step_metric="updates")
 
     def write(self, points: Sequence[TrackedPoint]) -> None:
+        """Log one step per point."""
         for point in points:
             self._run.log({**point.values, "updates": point.updates, "virtual_seconds": point.now})
 
     def close(self, summary: Mapping[str, float] | None) -> None:
+        """Write the summary, unless the run is unfinished, and close the run."""
         if summary is not None:
             self._run.summary.update(dict(summary))
         self._run.finish(exit_code=int(summary is None))
@@ -168,20 +180,13 @@ TRACKERS: dict[str, type[TensorBoard] | type[MLflow] | type[WandB]] = {
 }
 
 
-def _mlflow_uri(where: str | None) -> str | None:
-    if where is None or ":" in where:
-        return where
-    folder = Path(where).resolve()
-    folder.mkdir(parents=True, exist_ok=True)
-    return f"sqlite:///{folder / 'mlflow.db'}"
-
-
 def _mlflow_name(key: str) -> str:
     """Replace the characters that MLflow rejects."""
     return re.sub(r"[^\w\-. :/]", "_", key)
 
 
 def _batches(items: Iterable[Item], size: int) -> Iterable[list[Item]]:
+    """Yield lists of at most `size` items."""
     remaining = iter(items)
     while batch := list(islice(remaining, size)):
         yield batch
