@@ -13,8 +13,7 @@ from offbeat.core.errors import DataError
 from offbeat.experiment import build, data_assignment
 from offbeat.experiment.data_assignment import ClassCounts
 from offbeat.experiment.spec.config import Experiment
-from offbeat.results import report
-from offbeat.results.figures import partition_heatmap
+from offbeat.results import figures, report
 from offbeat.scenario.partition import Disjoint, Natural
 
 HALVES = Experiment(data="digits", clients=2, partition=Disjoint())
@@ -41,7 +40,7 @@ def test_data_without_classes_has_one_column() -> None:
 @pytest.mark.parametrize("classes", [3, 100])
 def test_the_suffix_selects_the_format(tmp_path: Path, ending: str, start: bytes, classes: int) -> None:
     path = tmp_path / f"partition.{ending}"
-    partition_heatmap.save_heatmap(
+    figures.save_heatmap(
         ClassCounts([0, 5, 10, 15], torch.arange(4 * classes).reshape(4, classes)), path, "4 clients, 5 $"
     )
     assert path.read_bytes().startswith(start)
@@ -67,6 +66,6 @@ def test_data_without_owners_has_no_natural_clients() -> None:
 
 @pytest.mark.filterwarnings("error")
 def test_a_long_name_leaves_room_for_the_heat_map(tmp_path):
-    partition_heatmap.save_heatmap(
+    figures.save_heatmap(
         ClassCounts([0, 1], torch.tensor([[3, 4], [5, 6]]), {0: "x" * 300, 1: "bern"}), tmp_path / "it.png"
     )

@@ -62,14 +62,9 @@ def _check_strategy(reference: str, strategy: Strategy, scripts: int, seed: int)
 
 def _finding_json(finding: offbeat.testing.Finding) -> dict[str, object]:
     """Return what the check of one law found, for JSON."""
-    return {
-        "law": finding.law,
-        "meaning": finding.meaning,
-        "passed": finding.passed,
-        "message": finding.message,
-        "cure": finding.cure,
-        "script": offbeat.testing.format_script(finding.script).splitlines() if finding.script else None,
-    }
+    names = ("law", "meaning", "passed", "message", "cure")
+    script = offbeat.testing.format_script(finding.script).splitlines() if finding.script else None
+    return {**{name: getattr(finding, name) for name in names}, "script": script}
 
 
 def _load_strategies(file: str) -> dict[str, type]:

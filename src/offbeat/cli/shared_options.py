@@ -175,7 +175,7 @@ def load(
     experiment = spec.with_changes(preset.experiment, changes, preset.methods)
     # paths in changes are relative to the current folder
     experiment = spec.resolve_paths(experiment, Path.cwd(), but=spec.paths_in(preset.experiment))
-    if all_owners and not changes_setting("clients", changes):
+    if all_owners and not any(spec.split_change(change)[0] == ["clients"] for change in changes):
         experiment = spec.with_all_owners(experiment)
     return replace(preset, experiment=with_until(experiment, until))
 
@@ -184,11 +184,6 @@ def with_until(experiment: spec.Experiment, until: str | None) -> spec.Experimen
     """Return the experiment with the end that --until gives; what it does not name stays."""
     check_until(until)
     return experiment if until is None else replace(experiment, until=engine.parse_until(until, experiment.until))
-
-
-def changes_setting(setting: str, changes: list[str] | None) -> bool:
-    """Return True if --set changes this setting as a whole."""
-    return any(spec.split_change(change)[0] == [setting] for change in changes or [])
 
 
 def names_data(changes: list[str] | None) -> bool:

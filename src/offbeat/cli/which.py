@@ -98,7 +98,7 @@ def which(
         setting = replace(setting, preset=replace(setting.preset, experiment=experiment))
         chosen = _select_methods(setting.preset, methods, named=source is not None)
         comparison = _create_tournament(setting, chosen, seeds, until, budget, out)
-    if results.has_unfinished_runs(comparison):
+    if not all(run.complete for _, run in comparison.entries()):
         execute_runs(comparison, jobs)
     _print_recommendation(comparison, as_json)
 

@@ -67,9 +67,6 @@ class Measure:
         return text
 
 
-# ---------------------------------------------------------------- number formats
-
-
 def number_formatter(spec: str, unit: str = "", missing: str = MISSING) -> NumberFormatter:
     """Return a function that formats numbers, with another text for nan."""
     return lambda value: missing if isnan(value) else f"{value:{spec}}{unit}"
@@ -93,9 +90,6 @@ def is_beyond(cell: str) -> bool:
 WHOLE, FIXED_1, FIXED_2, FIXED_3, FIXED_4 = (number_formatter(f".{digits}f") for digits in range(5))
 SHARE, SCIENTIFIC, AREA = number_formatter(".0%"), number_formatter(".2e"), number_formatter(".4g")
 METRIC = number_formatter(".3f", missing="nan")  # shows that a model diverged
-
-
-# ---------------------------------------------------------------- the list
 
 
 Place = tuple[str, NumberFormatter]  # heading and format
@@ -165,9 +159,6 @@ MEASURES: tuple[Measure, ...] = (
 )
 
 
-# ---------------------------------------------------------------- one run
-
-
 def measure_values(summary: Summary) -> dict[str, float]:
     """Return all measures of one run by key."""
     return {measure.key: measure.read(summary) for measure in MEASURES if measure.read is not None}
@@ -189,9 +180,6 @@ def summary_lines(summary: Summary) -> list[list[str]]:
         if m.line and m.key in values
     ]
     return [[label, text] for label, text in lines if text != MISSING]
-
-
-# ---------------------------------------------------------------- several seeds
 
 
 @dataclass(frozen=True)
@@ -255,9 +243,6 @@ def speed_up(summaries: Sequence[Summary], reference: Sequence[Summary]) -> floa
         return fmean(nan if s.time_to_target is None else s.time_to_target or nan for s in runs) if runs else nan
 
     return mean_time(reference) / mean_time(summaries)
-
-
-# ---------------------------------------------------------------- tables
 
 
 def measure_table(

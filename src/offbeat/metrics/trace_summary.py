@@ -273,11 +273,7 @@ def _learned(measured: Sequence[tuple[Curve, bool]]) -> bool | None:
 
 
 def _client_values(db: sqlite3.Connection, metric: str, point: str) -> dict[int, float]:
-    """Return the metric of each client on its own examples.
-
-    Values are those of the last survey (`point` is "seq") or, in a live run, where each site reports in its own row,
-    of the last time at which a site evaluated the model ("now").
-    """
+    """Return the metric of each client at the last survey; sites of a live run report in rows of the same `now`."""
     last = f"(SELECT MAX({point}) FROM clients)"
     rows = db.execute(
         f"SELECT client, value FROM clients WHERE key = ? AND {point} = {last} ORDER BY client", (metric,)

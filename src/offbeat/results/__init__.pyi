@@ -10,7 +10,6 @@ from offbeat.results.explanation import read_explained_client as read_explained_
 from offbeat.results.method_choice import STAND_IN_KEY as STAND_IN_KEY
 from offbeat.results.method_choice import default_methods as default_methods
 from offbeat.results.method_choice import estimate_run_seconds as estimate_run_seconds
-from offbeat.results.method_choice import has_unfinished_runs as has_unfinished_runs
 from offbeat.results.method_choice import judge_comparison as judge_comparison
 from offbeat.results.method_choice import plan_tournament as plan_tournament
 from offbeat.results.method_choice import recommendation_json as recommendation_json

@@ -34,18 +34,17 @@ def read_explained_client(run: Run, client: str) -> ExplainedClient:
     run.check_results()
     names = run.client_names()
     with open_trace(run.trace_file) as db:
-        number = _find_client(client, names, _known_clients(db, experiment.population))
+        known: Sequence[int] = range(experiment.population)
+        if db.execute(
+            "SELECT 1 FROM facts WHERE key = ?", (SERVED,)
+        ).fetchone():  # a live run has the sites that joined
+            query = "SELECT DISTINCT client FROM trace WHERE client IS NOT NULL ORDER BY client"
+            known = [joined for (joined,) in db.execute(query)]
+        number = _find_client(client, names, known)
         timeline = read_client_timeline(db, number)
         notes = _read_notes(db, [job.ticket for job in timeline.jobs])
     strategy_name = short_name(name_of("strategy", experiment.strategy))
     return ExplainedClient(experiment.strategy, strategy_name, names, timeline, notes)
-
-
-def _known_clients(db: sqlite3.Connection, population: int) -> range | list[int]:
-    """Return the whole population, or the sites that joined a live run."""
-    if not db.execute("SELECT 1 FROM facts WHERE key = ?", (SERVED,)).fetchone():
-        return range(population)
-    return [c for (c,) in db.execute("SELECT DISTINCT client FROM trace WHERE client IS NOT NULL ORDER BY client")]
 
 
 def _find_client(text: str, names: Mapping[int, str], known: Sequence[int]) -> int:
@@ -72,9 +71,6 @@ def _read_notes(db: sqlite3.Connection, tickets: Sequence[int]) -> dict[int, dic
         if ticket in notes:
             notes[ticket][key] = value
     return notes
-
-
-# ---------------------------------------------------------------- one moment
 
 
 def explain_moment(explained: ExplainedClient, now: float) -> tuple[str, list[TimedSentence]]:
@@ -107,9 +103,6 @@ def _is_open(job: ClientJob, now: float) -> bool:
 def _by_time(lines: list[TimedSentence]) -> list[TimedSentence]:
     """Sort sentences by time; those of the same time keep their order."""
     return sorted(lines, key=lambda line: line[0])
-
-
-# ---------------------------------------------------------------- the whole run
 
 
 def time_shares(explained: ExplainedClient) -> dict[str, float]:
@@ -227,9 +220,6 @@ def explain_no_jobs(explained: ExplainedClient) -> str | None:
     if timeline.mentioned:
         return text
     return f"{text} and is not in the trace: it was never reachable, or {explained.strategy_name} never selected it"
-
-
-# ---------------------------------------------------------------- JSON
 
 
 def explanation_json(explained: ExplainedClient, now: float | None) -> dict[str, object]:

@@ -1,12 +1,8 @@
 """Recommendation of a method for given sites, from a tournament of a limited duration.
 
-The best method has the best mean of the headline metric at the end of the runs. A method is tied with it if the paired
-95 % interval of their difference includes 0. Among tied methods the rule prefers the one that moves the fewest bytes,
-then the least server state per client, then the simplest. A method is excluded if one of its runs learned nothing,
-ended early, fell back to an earlier model, or had updates refused that no fault of the scenario had changed.
-
-A tournament measures the duration of a run in a short trial. It uses as many seeds as fit the time limit, at least
-three, and shortens the runs if three do not fit.
+The best mean of the headline metric wins. A method is tied with it if the paired 95 % interval of their difference
+includes 0; of these, the one that moves the fewest bytes is recommended, then the one with the least server state per
+client, then the simplest. Methods with failed runs are excluded.
 """
 
 from __future__ import annotations
@@ -232,14 +228,11 @@ class TournamentPlan:
 
 
 def without_target(experiment: Experiment) -> Experiment:
-    """Return the experiment without the end at its target, where all methods would be equally good.
-
-    The time to the target is still reported.
-    """
+    """Return the experiment without the end at its target, where all methods would be equally good."""
     until = experiment.until
     if until.target is None:
         return experiment
-    return replace(experiment, until=replace(until, target=None), target=until.target)
+    return replace(experiment, until=replace(until, target=None), target=until.target)  # its time is still reported
 
 
 def default_methods(experiment: Experiment) -> list[str]:
@@ -298,8 +291,3 @@ def with_end(experiment: Experiment, until: Until) -> Experiment:
     if every is not None and until.seconds is not None and every > until.seconds / 4:
         every = None
     return replace(experiment, until=until, evaluate_every=every)
-
-
-def has_unfinished_runs(comparison: Comparison) -> bool:
-    """Return True if a run of the comparison is not finished."""
-    return not all(run.complete for _, run in comparison.entries())

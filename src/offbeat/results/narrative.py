@@ -1,8 +1,4 @@
-"""Sentences about a client: what happened to each of its jobs, and why it was idle.
-
-All facts come from the trace. The weight of an update is given as far as the strategy's rule determines it, and
-otherwise reported as unknown.
-"""
+"""Sentences about a client, from facts of the trace: what happened to each of its jobs, and why it was idle."""
 
 from __future__ import annotations
 

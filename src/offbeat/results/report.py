@@ -12,7 +12,6 @@ from offbeat.experiment.run import Run
 from offbeat.experiment.spec import strategy_name
 from offbeat.metrics import MISSING, MethodRow, TablePlace, average_over_seeds, measure_table
 from offbeat.results import figures, page
-from offbeat.results.figures import partition_heatmap
 from offbeat.results.page import PageContent, TableCells
 from offbeat.results.result_warnings import find_warnings
 from offbeat.results.series import FigureSeries, collect_series
@@ -60,7 +59,7 @@ def write_figure_and_page(comparison: Comparison, report: Report) -> None:
     figures.save_figure(series, report.figure)
     class_counts = try_class_counts(series.methods[0].runs[0], runs_code=True)  # the runs have executed it already
     if class_counts is not None:
-        partition_heatmap.save_heatmap(class_counts, comparison.folder / "partition.png")
+        figures.save_heatmap(class_counts, comparison.folder / "partition.png")
     page.save_page(series, _page_content(series, report.rows, report.reference, class_counts), report.page)
 
 

@@ -1,7 +1,6 @@
 """Progress of a run that another process computes, read from its folder without changing it.
 
-The trace is opened read-only for a moment, while SQLite's write-ahead log lets the run continue to write. The lock is
-only tested.
+SQLite's write-ahead log lets the run continue to write. The lock is only tested.
 """
 
 from __future__ import annotations

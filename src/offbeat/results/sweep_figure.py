@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from offbeat.core.errors import escape_unprintable
-from offbeat.engine import Target
 from offbeat.experiment import CombinationResult, Sweep, SweptSetting
 from offbeat.metrics import MEASURES, MISSING, better_by_key
 from offbeat.results import palette, tables
@@ -28,9 +27,12 @@ FINAL, TIME = (next(m for m in MEASURES if m.key == key) for key in ("final", "t
 
 def sweep_table(sweep: Sweep, results: Sequence[CombinationResult]) -> ResultTable:
     """Make a table with one line per combination."""
-    target, metrics = sweep_target(sweep), list(dict.fromkeys(r.row.metric for r in results if r.row is not None))
+    experiment = sweep.comparison.runs(next(iter(sweep.points)))[0].experiment()
+    target = experiment.until.target or experiment.target
+    differs = any(setting.key in ("until", "target") for setting in sweep.over)
+    metrics = list(dict.fromkeys(r.row.metric for r in results if r.row is not None))
     columns = [f"final {metrics[0]}" if len(metrics) == 1 else "final"]
-    columns += [] if target is None else [f"time to {target}"]
+    columns += [] if target is None else [f"time to {'target' if differs else target}"]
     unfinished = any(r.finished < r.seeds for r in results)
     headings = ["strategy", *(setting.key for setting in sweep.over), *columns, *(["runs"] if unfinished else [])]
     lines = []
@@ -68,14 +70,6 @@ def sweep_json(sweep: Sweep, results: Sequence[CombinationResult]) -> dict[str, 
     }
 
 
-def sweep_target(sweep: Sweep) -> Target | str | None:
-    """Return the target of the times in the table, or just "target" if the combinations have different ones."""
-    experiment = sweep.comparison.runs(next(iter(sweep.points)))[0].experiment()
-    target = experiment.until.target or experiment.target
-    varied = any(setting.key in ("until", "target") for setting in sweep.over)
-    return "target" if target is not None and varied else target
-
-
 def save_sweep_figure(sweep: Sweep, results: Sequence[CombinationResult], path: Path) -> None:
     """Draw lines for one swept setting and heat maps for several; the suffix of the path selects the format."""
     rows = [r.row for r in results if r.row is not None]
@@ -90,11 +84,6 @@ def save_sweep_figure(sweep: Sweep, results: Sequence[CombinationResult], path: 
     else:
         _draw_heat_maps(figure, sweep.over, results, metric, not rows or rows[0].higher_is_better)
     write_figure(figure, path)
-
-
-def method_names(results: Sequence[CombinationResult]) -> list[str]:
-    """Return the methods of a sweep in the order of its table."""
-    return list(dict.fromkeys(r.point.method for r in results))
 
 
 def combination_value(
@@ -133,7 +122,7 @@ def _draw_lines(
         axes.minorticks_off()
     axes.set_xticks(positions, [escape_text(value) for value in setting.values])
     handles: list[Artist | tuple[Artist, ...]] = []
-    for method, style in palette.method_styles(method_names(results)).items():
+    for method, style in palette.method_styles(r.point.method for r in results).items():
         colour, label = style.colour, _method_title(method, [setting], results)
         if label != escape_text(method):
             value = combination_value(results, method, {})
@@ -160,7 +149,7 @@ def _draw_heat_maps(
     up, across, *others = settings
     fixed_values = product(*(setting.values for setting in others))
     fixed_settings = [dict(zip([s.key for s in others], values, strict=True)) for values in fixed_values]
-    panels = [(method, fixed) for method in method_names(results) for fixed in fixed_settings]
+    panels = [(method, fixed) for method in dict.fromkeys(r.point.method for r in results) for fixed in fixed_settings]
     if len(panels) > MAX_PANELS:
         figure.supxlabel(f"the first {MAX_PANELS} of {len(panels)}; the table has all", fontsize="small")
         panels = panels[:MAX_PANELS]

@@ -215,21 +215,21 @@ class SingleRun:
 
 
 def side_by_side_tables(runs: Sequence[SingleRun], arrows: bool = False) -> list[ResultTable]:
-    """Make one table for each group of runs with the same metric and target."""
+    """Make one table for each group of runs with the same metric and target, without measures that compare methods."""
     groups: dict[tuple[str, str, str], list[SingleRun]] = {}
     for run in runs:
         groups.setdefault((run.summary.headline, run.summary.evaluated, str(run.target)), []).append(run)
-    return [_side_by_side_table(group, arrows) for group in groups.values()]
-
-
-def _side_by_side_table(runs: Sequence[SingleRun], arrows: bool) -> ResultTable:
-    """Make a table with one line per run, without the measures that compare methods."""
-    rows = [metrics.average_over_seeds(run.folder, [run.summary], {}) for run in runs]
-    cells = metrics.measure_table(rows, runs[0].target, arrows=arrows)
-    labels = [["strategy", "seed"], *([r.strategy, MISSING if r.seed is None else str(r.seed)] for r in runs)]
-    columns = [n for n, (m, _) in enumerate(metrics.placed_measures("table", runs[0].target), 1) if m.read is not None]
-    table = [[row[0], *label, *(row[n] for n in columns)] for row, label in zip(cells, labels, strict=True)]
-    table[0][0] = "run"
-    unfinished = [run.folder for run in runs if not run.complete]
-    notes = (f"not finished: {', '.join(unfinished)}",) if unfinished else ()
-    return ResultTable(table, notes=notes + unreached_note(cells, "> : the target was not reached in that time"))
+    result_tables = []
+    for group in groups.values():
+        rows = [metrics.average_over_seeds(run.folder, [run.summary], {}) for run in group]
+        cells = metrics.measure_table(rows, group[0].target, arrows=arrows)
+        labels = [["strategy", "seed"], *([r.strategy, MISSING if r.seed is None else str(r.seed)] for r in group)]
+        placed = metrics.placed_measures("table", group[0].target)
+        columns = [n for n, (measure, _) in enumerate(placed, 1) if measure.read is not None]
+        table = [[row[0], *label, *(row[n] for n in columns)] for row, label in zip(cells, labels, strict=True)]
+        table[0][0] = "run"
+        unfinished = [run.folder for run in group if not run.complete]
+        notes: tuple[str, ...] = (f"not finished: {', '.join(unfinished)}",) if unfinished else ()
+        notes += unreached_note(cells, "> : the target was not reached in that time")
+        result_tables.append(ResultTable(table, notes=notes))
+    return result_tables

@@ -61,8 +61,11 @@ class RunIndex:
 
     def entries(self) -> list[IndexEntry]:
         """Return all entries, newest first."""
-        folders = sorted(_find_folders(self.root, MAX_DEPTH), key=_last_change, reverse=True)
-        return [self._read_entry(folder) for folder in folders]
+        changed = {
+            folder: max(map(_modified, (folder, folder / "run.sqlite", folder / "lock")))
+            for folder in _find_folders(self.root, MAX_DEPTH)
+        }
+        return [self._read_entry(folder) for folder in sorted(changed, key=changed.__getitem__, reverse=True)]
 
     def entries_by_name(self) -> dict[str, IndexEntry]:
         """Return all entries by name, including the runs of comparisons."""
@@ -113,11 +116,6 @@ def _find_folders(folder: Path, depth: int) -> Iterator[Path]:
     for path in paths:
         if path.is_dir() and not path.is_symlink() and not path.name.startswith("."):
             yield from _find_folders(path, depth - 1)
-
-
-def _last_change(folder: Path) -> float:
-    """Return when a run or a comparison last changed."""
-    return max(map(_modified, (folder, folder / "run.sqlite", folder / "lock")))
 
 
 def _modified(path: Path) -> float:

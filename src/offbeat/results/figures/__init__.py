@@ -1,12 +1,13 @@
-"""Figures for a paper: PDF, SVG or PNG at print width, with no text smaller than 7 points."""
+"""Figures in PDF, SVG or PNG: curves, staleness and timelines at print width, and a heat map of the data."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from offbeat.core.errors import unknown_name
 from offbeat.engine import Target
+from offbeat.experiment import ClassCounts
 from offbeat.metrics import Quantiles, quantiles_of_counts
 from offbeat.results.figures.figure_style import (
     COLUMN_WIDTH,
@@ -33,6 +34,9 @@ MAX_OPAQUE_BANDS = 6  # with more methods the bands are fainter, so that all sta
 ROW_HEIGHT = 0.19  # inches per method in the staleness panel
 MIN_ROWS = 4  # rows of the staleness panel, so that a single box does not fill it
 MAX_BOX_LABEL = 16  # letters of a method's name in the staleness panel
+MAX_NAMED_CLIENTS = 40  # the largest number of client names that fit beside the heat map
+MAX_CLIENT_NAME = 30  # letters of a client's name beside the heat map
+HEATMAP_TITLE = "training examples by client and class (first seed)"
 STALENESS_TICKS = (0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000)
 
 
@@ -150,3 +154,25 @@ def _draw_box(axes: Axes, row: int, q: Quantiles, colour: str) -> None:
     axes.plot([q.median, q.median], [row - 0.36, row + 0.36], color=colour, linewidth=2.0, solid_capstyle="butt")
     axes.plot(q.mean, row, "o", color="white", markeredgecolor=colour, markersize=3.5, markeredgewidth=0.9)
     axes.plot(q.largest, row, "x", color=colour, markersize=3.5, markeredgewidth=0.9)
+
+
+def save_heatmap(class_counts: ClassCounts, path: Path, title: str = HEATMAP_TITLE) -> None:
+    """Write the heat map to a PDF, SVG or PNG file."""
+    from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+    counts = class_counts.counts
+    names = [escape_text(name, MAX_CLIENT_NAME) for name in class_counts.client_labels()]
+    clients, classes = counts.shape
+    figure = new_figure(min(3 + 0.3 * classes, 12), min(2 + 0.2 * clients, 12))
+    axes = figure.subplots()
+    image = axes.imshow(counts.numpy(), aspect="auto", cmap="Blues", vmin=0, interpolation="nearest")
+    if classes <= 20:
+        axes.set_xticks(range(classes), class_counts.class_labels())
+    max_ticks: int | Literal["auto"] = min(clients, MAX_NAMED_CLIENTS) if class_counts.names else "auto"
+    axes.yaxis.set_major_locator(MaxNLocator(nbins=max_ticks, integer=True))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda at, _: names[int(at)] if 0 <= at < clients else ""))
+    axes.set_xlabel("class")
+    axes.set_ylabel("client")
+    axes.set_title(escape_text(title), fontsize="small")
+    figure.colorbar(image, label="examples")
+    write_figure(figure, path)

@@ -1,9 +1,8 @@
 """Send the progress of runs to experiment trackers (`--track tensorboard|mlflow|wandb[:WHERE]`).
 
-A thread polls the traces and sends new points; the code that computes the runs is not involved. The run folder stores
-the last row of the trace that each tracker has (tracked.json), so a resumed run sends nothing twice. If the process is
-killed between sending and storing, the same points are sent again. A tracker that fails causes one warning, and the
-run continues.
+A thread polls the traces and sends new points. The run folder stores the last row that each tracker has (tracked.json),
+so a resumed run sends nothing twice unless the process was killed between sending and storing. A tracker that fails
+causes one warning, and the run continues.
 """
 
 from __future__ import annotations
