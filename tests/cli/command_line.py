@@ -1,4 +1,4 @@
-"""How the tests of the command line call it: in this process where they can, since importing torch takes seconds."""
+"""Call commands in this process where possible, because importing torch takes seconds."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from offbeat.experiment.spec import Experiment, with_changes
+from offbeat.presets import load
 
 # a world of a tenth of a second: four clients, softmax regression, two minutes of virtual time
 TINY = ["--set", "clients=4", "--set", "model=linear", "--until", "120s"]
@@ -18,6 +22,8 @@ TINY = ["--set", "clients=4", "--set", "model=linear", "--until", "120s"]
 
 @dataclass(frozen=True)
 class Answer:
+    """Exit status and output of a command."""
+
     status: int
     out: str
     err: str
@@ -27,11 +33,11 @@ Call = Callable[..., Answer]
 
 
 def answer(monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str], *arguments: object) -> Answer:
-    """What `offbeat ARGUMENTS` prints and returns. Nothing it does wrong may end in a traceback."""
+    """Run `offbeat ARGUMENTS`, which never ends in a traceback."""
     from offbeat.cli import main
 
     capture.readouterr()
-    monkeypatch.setattr(sys, "path", [*sys.path])  # a process would take its own with it
+    monkeypatch.setattr(sys, "path", [*sys.path])  # restored after the test
     monkeypatch.setattr(sys, "argv", ["offbeat", *map(str, arguments)])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -40,23 +46,37 @@ def answer(monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str],
     return Answer(int(ended.value.code or 0), printed.out, printed.err)
 
 
-def refused(given: Answer, *words: str, status: int = 2) -> None:
-    """One line on standard error, with these words in it, and nothing else."""
-    assert given.status == status, given
-    assert given.out == ""
-    assert given.err.startswith("offbeat: ")
-    assert given.err.count("\n") == 1, given.err
+def refused(result: Answer, *words: str, status: int = 2) -> None:
+    """Check that the command printed one line on standard error with these words, and nothing else."""
+    assert result.status == status, result
+    assert result.out == ""
+    assert result.err.startswith("offbeat: ")
+    assert result.err.count("\n") == 1, result.err
     for word in words:
-        assert word in given.err
+        assert word in result.err
 
 
 def start(*arguments: object, **options: object) -> subprocess.Popen[str]:
-    """`offbeat ARGUMENTS` as a process of its own."""
+    """Start `offbeat ARGUMENTS` as a process."""
     command = [sys.executable, "-m", "offbeat", *map(str, arguments)]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options)  # type: ignore[call-overload,no-any-return]
 
 
 def contents(folder: Path) -> dict[str, str]:
-    """Every file below a folder and the hash of what it holds."""
+    """Return the hash of every file below a folder."""
     files = (path for path in sorted(folder.rglob("*")) if path.is_file())
     return {os.fspath(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@contextmanager
+def unchanged(folder: Path) -> Iterator[None]:
+    """Check that no existing file of a folder changes; new files may appear."""
+    before = contents(folder)
+    yield
+    after = contents(folder)
+    assert {name: after.get(name) for name in before} == before
+
+
+def quickstart(*changes: str) -> Experiment:
+    """Return the experiment of the preset quickstart with changes."""
+    return with_changes(load("quickstart").experiment, list(changes))

@@ -14,15 +14,8 @@ from offbeat.engine.virtual.virtual_engine import VirtualEngine
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run.execution import Run
 
-KEPT = (
-    "model.safetensors",
-    "run.sqlite",
-    "finished.json",
-    "experiment.yaml",
-    "world.json",
-    "environment.json",
-    "command.txt",
-)
+KEPT = ("model.safetensors", "run.sqlite", "finished.json", "experiment.yaml", "world.json", "environment.json",
+        "command.txt")  # fmt: skip
 # "until" is long enough for some thirty events, of which the killed and the stopped run have sixteen
 CHANGES = ("clients=3", "model=linear", "until=400s")
 

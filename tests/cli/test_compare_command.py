@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
-from html.parser import HTMLParser
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from command_line import TINY, answer, contents, refused
+from command_line import TINY, answer, refused, unchanged
 
+from cli import messages
 from offbeat.core.strategies import REGISTRY
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.experiment import comparison as comparing
@@ -30,39 +31,17 @@ def digests(folder: Path) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def compared(tmp_path_factory):
-    """A comparison two at a time, and what it printed."""
+    """Return the folder and the output of a comparison with two runs at a time."""
     folder = tmp_path_factory.mktemp("compared") / "both"
+    out, err = io.StringIO(), io.StringIO()  # instead of capsys, which a fixture of a module cannot use
     with pytest.MonkeyPatch.context() as patch:
-        capture = _Capture(patch)
-        given = answer(
-            patch,
-            capture,
-            "compare",
-            "quickstart",
-            *PAIR,
-            *TINY,
-            "--set",
-            "target=acc=0.2",
-            "--jobs",
-            2,
-            "--out",
-            folder,
-        )
-    assert given.status == 0, given
-    return folder, given
-
-
-class _Capture:
-    """What capsys is for one test, for the fixture of a whole module."""
-
-    def __init__(self, patch: pytest.MonkeyPatch) -> None:
-        self.streams = (io.StringIO(), io.StringIO())
-        patch.setattr(sys, "stdout", self.streams[0])
-        patch.setattr(sys, "stderr", self.streams[1])
-
-    def readouterr(self) -> SimpleNamespace:
-        out, err = (stream.getvalue() for stream in self.streams)
-        return SimpleNamespace(out=out, err=err)
+        patch.setattr(sys, "stdout", out)
+        patch.setattr(sys, "stderr", err)
+        capture = SimpleNamespace(readouterr=lambda: SimpleNamespace(out=out.getvalue(), err=err.getvalue()))
+        more = ["--set", "target=acc=0.2", "--jobs", 2, "--out", folder]
+        result = answer(patch, capture, "compare", "quickstart", *PAIR, *TINY, *more)
+    assert result.status == 0, result
+    return folder, result
 
 
 def test_it_prints_one_row_a_strategy_and_where_the_pictures_are(compared):
@@ -85,17 +64,8 @@ def test_speed_ups_may_be_against_another_method(compared, offbeat):
     told = json.loads(offbeat("show", folder, "--reference", "fedasync", "--json").out)["rows"]
     assert next(row for row in told if row["strategy"] == "fedasync")["relative_time"] == 1.0
     assert next(row for row in told if row["strategy"] == "fedasync")["speedup"] == 1.0
-    refused(
-        offbeat("show", folder, "--reference", "fedasink"),
-        "unknown strategy of this comparison 'fedasink'",
-        "'fedasync'",
-    )
-    refused(offbeat("show", folder / FOLDERS[0], "--reference", "fedavg"), "is a single run")
-    refused(
-        offbeat("compare", "quickstart", *PAIR, *TINY, "--reference", "safa", "--out", "new"),
-        "of this comparison 'safa'",
-    )
-    assert not Path("new").exists()
+    refused(offbeat("show", folder, "--reference", "fedasink"), *messages.UNKNOWN_REFERENCE)
+    refused(offbeat("show", folder / FOLDERS[0], "--reference", "fedavg"), messages.SINGLE_RUN)
 
 
 def test_a_comparison_remembers_its_reference(offbeat, sequential_runs):
@@ -114,7 +84,7 @@ def test_a_comparison_remembers_its_reference(offbeat, sequential_runs):
     told = json.loads(manifest.read_text())
     for wrong in (["fedavg"], None, 5, "", "nobody"):
         manifest.write_text(json.dumps({**told, "reference": wrong}))
-        refused(offbeat("show", "x"), "x/compare.json is damaged", f"its reference is {wrong!r}", status=1)
+        refused(offbeat("show", "x"), messages.DAMAGED_MANIFEST, f"its reference is {wrong!r}", status=1)
 
 
 def test_without_the_preset_s_reference_it_is_the_first(tmp_path):
@@ -136,51 +106,26 @@ def test_the_figures_are_pngs(compared):
         assert (compared[0] / name).read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
 
 
-class Fetches(HTMLParser):
-    """What a browser would load from elsewhere."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[str] = []
-        self.texts: list[str] = []
-        self.inside = ""
-
-    def handle_starttag(self, tag, attrs):
-        self.inside = tag
-        self.found += [
-            f"{tag} {key}={value}"
-            for key, value in attrs
-            if key in ("src", "href", "srcset", "data", "action") and value
-        ]
-
-    def handle_endtag(self, tag):
-        self.inside = ""
-
-    def handle_data(self, data):
-        self.texts.append(data)
-        if self.inside == "style" and ("@import" in data or "url(" in data):
-            self.found.append(data)
-
-
-def test_the_page_stands_on_its_own(compared):
-    page = Fetches()
-    page.feed((compared[0] / "report.html").read_text())
-    assert [found for found in page.found if "href=#" not in found] == []
-    text = " ".join(page.texts)
-    pictures = ("Client activity", "Staleness", "Data distribution")
-    for word in ("fedavg", "fedasync", "time to acc=0.2", *pictures):
-        assert word in text
+def test_the_page_loads_nothing_and_has_all_sections(compared):
+    page = (compared[0] / "report.html").read_text()
+    tags = re.findall(r"<[a-z][^>]*>", page.partition("<script>")[0])
+    sources = [source for tag in tags for source in re.findall(r' (?:src|href|srcset|data|action)="([^"]*)"', tag)]
+    assert [source for source in sources if not source.startswith("#")] == []
+    style = page.partition("<style>")[2].partition("</style>")[0]
+    assert "@import" not in style
+    assert "url(" not in style
+    for word in ("fedavg", "fedasync", "time to acc=0.2", "Client activity", "Staleness", "Data distribution"):
+        assert word in page
 
 
 def test_show_tells_the_same_as_json_and_only_reads(compared, offbeat):
     folder, given = compared
-    before = contents(folder)
-    table, shown = given.out.split("figure: ")[0], offbeat("show", folder).out
+    table = given.out.split("figure: ")[0]
+    with unchanged(folder):
+        shown = offbeat("show", folder).out
+        told = json.loads(offbeat("show", folder, "--json").out, parse_constant=pytest.fail)
     assert shown.startswith(table)
     assert shown.endswith(f"figure: {folder}/figure.png\nreport: {folder}/report.html\n")
-    told = json.loads(offbeat("show", folder, "--json").out, parse_constant=pytest.fail)
-    after = contents(folder)
-    assert {name: after[name] for name in before} == before
     assert [row["strategy"] for row in told["rows"]] == ["fedavg", "fedasync"]
     fedavg = told["rows"][0]
     finals = [Run(folder / f"fedavg-seed{seed}").summary().metrics["acc"] for seed in (0, 1)]
@@ -194,19 +139,8 @@ def test_every_run_is_the_run_it_would_be_alone(compared, offbeat):
     """Whatever ran beside it: so the table does not depend on --jobs."""
     for name in FOLDERS:
         strategy, seed = name.split("-seed")
-        offbeat(
-            "run",
-            "quickstart",
-            *TINY,
-            "--set",
-            "target=acc=0.2",
-            "--set",
-            f"strategy={strategy}",
-            "--seed",
-            seed,
-            "--out",
-            name,
-        )
+        changes = ["--set", "target=acc=0.2", "--set", f"strategy={strategy}"]
+        offbeat("run", "quickstart", *TINY, *changes, "--seed", seed, "--out", name)
     assert digests(compared[0]) == digests(Path())
 
 
@@ -219,14 +153,8 @@ def test_a_comparison_stopped_in_between_is_finished_by_resume_one_at_a_time(com
     comparing.create_comparison(folder, made, [0, 1])
     runs.execute_run(Run(folder / FOLDERS[0]))
 
-    def stop(status):
-        return status.updates > 0
-
-    runs.execute_run(Run(folder / FOLDERS[1]), stop)
-    assert (
-        "not finished and not included in any mean; to continue: offbeat compare --resume half\n"
-        in offbeat("show", folder).out
-    )
+    runs.execute_run(Run(folder / FOLDERS[1]), lambda status: status.updates > 0)
+    assert f"{messages.UNFINISHED}\n" in offbeat("show", folder).out
     given = offbeat("compare", "--resume", folder, "--jobs", 1)
     assert given.status == 0
     assert given.out.replace("half", str(compared[0])) == compared[1].out
@@ -234,63 +162,25 @@ def test_a_comparison_stopped_in_between_is_finished_by_resume_one_at_a_time(com
     assert offbeat("compare", "--resume", folder).out == given.out  # nothing left to do
 
 
-# ---------------------------------------------------------------- what is refused
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--strategies", "fedavg,fedbuf"], ["unknown strategy 'fedbuf'", "'fedbuff'"]),
-        (["--strategies", ","], ["--strategies ',' names no strategy"]),
-        (["--set", "strategy=fedbuff"], ["--set strategy=fedbuff", "--strategies"]),
-        (["--set", "strategy.alpha=0.3"], ["--set strategy.alpha=0.3", "--strategies"]),
-        (["--set", " strategy = fedbuff"], ["--strategies"]),
-        (["--set", "seed=3"], ["--set seed=3", "--seeds"]),
-        (["--set", "clients=0"], ["clients = 0"]),
-        (["--set", "clients=100", "--set", "partition.alpha=0.001"], ["dirichlet alpha=0.001"]),
-        (["--set", "target=accuracy=0.9"], ["unknown metric 'accuracy'"]),
-        (["--until", "soon"], ["'soon' cannot be parsed"]),
-    ],
-)  # fmt: skip
-def test_a_comparison_that_cannot_be_meant_is_refused_and_leaves_no_folder(offbeat, arguments, words):
-    refused(offbeat("compare", "quickstart", *TINY, *arguments, "--out", "x"), *words)
-    refused(offbeat("compare", "quickstart", *TINY, *arguments), *words)
-    assert list(Path().iterdir()) == []
-
-
-def test_resume_takes_a_comparison_as_it_is(compared, offbeat):
-    for extra in (
-        ["--strategies", "fedavg"],
-        ["--seeds", 1],
-        ["--set", "clients=3"],
-        ["--until", "5s"],
-        ["--out", "y"],
-    ):
-        refused(offbeat("compare", "--resume", compared[0], *extra), "--resume continues with the stored settings")
-    refused(offbeat("compare"), "or --resume DIR")
-    refused(offbeat("compare", "quickstart", "--resume", compared[0]), "or --resume DIR")
-
-
 def test_a_comparison_or_a_run_that_is_there_is_not_overwritten(compared, offbeat):
     folder = compared[0]
-    refused(offbeat("compare", "quickstart", *TINY, "--out", folder), "already holds a comparison", "compare --resume")
-    refused(offbeat("compare", "quickstart", *TINY, "--out", folder / "fedavg-seed0"), "already holds a run")
-    refused(offbeat("run", "quickstart", *TINY, "--out", folder), "already holds compare.json")
-    refused(offbeat("run", "--resume", folder), "is a comparison", "offbeat compare --resume")
+    refused(offbeat("compare", "quickstart", *TINY, "--out", folder), *messages.HOLDS_COMPARISON)
+    refused(offbeat("compare", "quickstart", *TINY, "--out", folder / "fedavg-seed0"), messages.HOLDS_ANY_RUN)
+    refused(offbeat("run", "quickstart", *TINY, "--out", folder), messages.HOLDS_MANIFEST)
+    refused(offbeat("run", "--resume", folder), *messages.IS_COMPARISON)
 
 
-def test_what_is_no_comparison_or_a_damaged_one_is_one_line(offbeat):
-    refused(offbeat("compare", "--resume", "nowhere"), "nowhere is not a comparison: it has no compare.json")
+def test_a_damaged_comparison_is_one_line(offbeat):
     Path("x").mkdir()
     for text in ("", "[1, 2]", '{"runs": 5}', '{"runs": []}', '{"runs": [{"seed": 1}]}', "{"):
         Path("x/compare.json").write_text(text)
-        refused(offbeat("compare", "--resume", "x"), "x/compare.json is damaged", status=1)
-        refused(offbeat("show", "x"), "x/compare.json is damaged", status=1)
+        for command in (["compare", "--resume", "x"], ["show", "x"]):
+            refused(offbeat(*command), messages.DAMAGED_MANIFEST, status=1)
 
 
 def test_an_unwritable_folder_is_one_line(offbeat):
     Path("file").write_text("mine")
-    refused(offbeat("compare", "quickstart", *TINY, "--out", "file/below"), "file/below", "Not a directory", status=1)
+    refused(offbeat("compare", "quickstart", *TINY, "--out", "file/below"), *messages.NO_DIRECTORY, status=1)
 
 
 def test_a_file_is_compared_with_its_own_settings(offbeat, monkeypatch):

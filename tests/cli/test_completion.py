@@ -58,9 +58,9 @@ def test_experiment_files_are_completed_too(monkeypatch):
     Path("studies").mkdir()
     Path("studies/one.yaml").write_text("")
     Path("studies/notes.txt").write_text("")
-    assert completion.complete_source("stu") == ["studies/"]
-    assert completion.complete_source("studies/") == ["studies/one.yaml"]
-    assert completion.complete_source("nowhere/x") == []
+    assert list(completion.complete_source("stu")) == ["studies/"]
+    assert list(completion.complete_source("studies/")) == ["studies/one.yaml"]
+    assert list(completion.complete_source("nowhere/x")) == []
 
 
 def test_a_shell_can_be_taught(offbeat, monkeypatch):

@@ -9,15 +9,12 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from command_line import contents, refused
+from command_line import quickstart, refused, unchanged
 from damaged_runs import KEPT, flips, one_line, same_or_one_line
 
+from cli import messages
 from offbeat.experiment import comparison as compare
 from offbeat.experiment.run import execution as runs
-from offbeat.experiment.spec import experiment_files
-from offbeat.presets import load
-
-# ---------------------------------------------------------------- the trace of a run that is not finished
 
 
 def test_a_killed_run_as_it_is_goes_on_to_the_same_digest(offbeat, killed, digest):
@@ -35,7 +32,7 @@ def test_a_log_that_was_cut_off_is_noticed(offbeat, killed, digest, share):
 def test_a_trace_that_was_copied_without_its_log_is_refused(offbeat, killed):
     for name in ("run.sqlite-wal", "run.sqlite-shm"):
         (killed / name).unlink()
-    words = ("killed/run.sqlite", "Nothing was changed", "to start over, remove killed/checkpoint")
+    words = ("killed/run.sqlite", messages.NOTHING_CHANGED, messages.START_OVER.format("killed"))
     refused(offbeat("run", "--resume", killed), *words, status=1)
 
 
@@ -72,11 +69,8 @@ def test_rows_that_were_deleted_or_altered_are_refused_and_nothing_is_touched(of
     with sqlite3.connect(stopped / "run.sqlite") as db:
         db.execute(statement)
     db.close()
-    before = contents(stopped)
-    given = offbeat("run", "--resume", stopped)
-    refused(given, "no usable checkpoint in stopped/checkpoint", "stopped/run.sqlite", status=1)
-    after = contents(stopped)
-    assert {name: after[name] for name in before} == before
+    with unchanged(stopped):
+        refused(offbeat("run", "--resume", stopped), messages.NO_CHECKPOINT, "stopped/run.sqlite", status=1)
 
 
 def test_what_only_the_newest_checkpoint_knows_of_is_cut_back_to_the_one_before(offbeat, stopped, digest, caplog):
@@ -84,8 +78,7 @@ def test_what_only_the_newest_checkpoint_knows_of_is_cut_back_to_the_one_before(
     assert older < newest
     change(stopped, f"DELETE FROM trace WHERE seq >= {older}")
     assert same_or_one_line(offbeat, stopped, digest)
-    assert "rows where" in caplog.text
-    assert "trying the checkpoint before it" in caplog.text
+    assert all(words in caplog.text for words in messages.OLDER_CHECKPOINT)
 
 
 def test_rows_after_the_newest_checkpoint_are_nobodys_business(offbeat, stopped, digest):
@@ -108,9 +101,6 @@ def test_one_flipped_bit_in_the_log_of_a_killed_run(offbeat, made, digest):
         folder = Path(shutil.copytree(made / "killed", f"x{i}"))
         (folder / "run.sqlite-wal").write_bytes(flipped)
         same_or_one_line(offbeat, folder, digest)
-
-
-# ---------------------------------------------------------------- a finished run
 
 
 @pytest.mark.parametrize("name", KEPT)
@@ -150,19 +140,16 @@ def test_the_file_is_named(offbeat, whole, name):
 )
 def test_facts_of_a_finished_run_are_checked_too(offbeat, whole, statement):
     change(whole, statement)
-    refused(offbeat("show", whole), "whole/run.sqlite changed since the run ended: its facts", status=1)
+    refused(offbeat("show", whole), f"whole/run.sqlite {messages.CHANGED_SINCE_END}: its facts", status=1)
 
 
 def test_without_its_checksums_a_finished_run_is_refused(offbeat, whole):
     (whole / "finished.json").unlink()
-    refused(offbeat("show", whole), "whole/finished.json is missing", status=1)
+    refused(offbeat("show", whole), messages.MISSING.format("whole/finished.json"), status=1)
 
 
 def test_a_damaged_run_is_noticed_by_the_comparison_it_is_in(offbeat):
-    experiment = experiment_files.with_changes(
-        load("quickstart").experiment, ["clients=3", "model=linear", "until=100s"]
-    )
-    both = {"fedavg": experiment_files.with_changes(experiment, ["strategy=fedavg"]), "fedasync": experiment}
+    both = {name: quickstart(*SHORT, f"strategy={name}") for name in ("fedavg", "fedasync")}
     comparison = compare.create_comparison(Path("x"), both, [0])
     for name in both:
         runs.execute_run(comparison.runs(name)[0])
@@ -170,10 +157,7 @@ def test_a_damaged_run_is_noticed_by_the_comparison_it_is_in(offbeat):
     path = Path("x/fedasync-seed0/model.safetensors")
     path.write_bytes(path.read_bytes()[:-1] + b"\x55")
     for verb in (["show", "x"], ["compare", "--resume", "x"]):
-        refused(offbeat(*verb), "x/fedasync-seed0/model.safetensors changed since the run ended", status=1)
-
-
-# ---------------------------------------------------------------- a checkpoint with a valid hash and other fields
+        refused(offbeat(*verb), f"x/fedasync-seed0/model.safetensors {messages.CHANGED_SINCE_END}", status=1)
 
 
 def rewrite(path: Path, edit) -> None:
@@ -183,20 +167,9 @@ def rewrite(path: Path, edit) -> None:
     path.write_text(f"{hashlib.sha256(text.encode()).hexdigest()}\n{text}")
 
 
-FIELDS = (
-    "strategy",
-    "rows",
-    "digest",
-    "clock",
-    "ledger",
-    "open_jobs",
-    "progress",
-    "model",
-    "memories",
-    "client_models",
-    "verdicts",
-    "state",
-)
+FIELDS = ("strategy", "rows", "digest", "clock", "ledger", "open_jobs", "progress", "model", "memories",
+          "client_models", "verdicts", "state")  # fmt: skip
+SHORT = ("clients=3", "model=linear", "until=100s")
 
 
 @pytest.mark.parametrize("field", FIELDS)
@@ -208,29 +181,27 @@ def test_other_fields_in_a_checkpoint_are_one_line(offbeat, stopped, field, valu
         else:
             tree[field] = value
 
-    harmless = field == "open_jobs" and value == []
-    if harmless:
+    if field == "open_jobs" and value == []:
         pytest.skip("a run without open jobs is valid")
     for path in (stopped / "checkpoint").glob("*.json"):
         rewrite(path, edit)
-    given = offbeat("run", "--resume", stopped)
-    one_line(given)
+    one_line(offbeat("run", "--resume", stopped))
 
 
 def test_they_give_way_to_the_checkpoint_before(offbeat, stopped, digest, caplog):
     rewrite(sorted((stopped / "checkpoint").glob("*.json"))[-1], lambda tree: tree["clock"].pop("now"))
     assert same_or_one_line(offbeat, stopped, digest)
-    assert "its contents are invalid: KeyError" in caplog.text
+    assert messages.INVALID_CONTENTS in caplog.text
 
 
 def test_exporting_from_one_is_one_line_too(offbeat, stopped):
     for path in (stopped / "checkpoint").glob("*.json"):
         rewrite(path, lambda tree: tree.update(model=[1, 2]))
-    refused(offbeat("export", stopped), "no usable checkpoint", status=1)
+    refused(offbeat("export", stopped), messages.NO_CHECKPOINT, status=1)
 
 
 def test_a_checkpoint_of_another_format_is_one_line(offbeat, stopped):
     for path in (stopped / "checkpoint").glob("*.json"):
         body = path.read_text().partition("\n")[2].replace('"format": ', '"format": 1', 1)
         path.write_text(f"{hashlib.sha256(body.encode()).hexdigest()}\n{body}")
-    refused(offbeat("run", "--resume", stopped), "but this version reads only", status=1)
+    refused(offbeat("run", "--resume", stopped), messages.OTHER_FORMAT, status=1)

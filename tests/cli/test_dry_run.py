@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import yaml
-from command_line import TINY, refused
+from command_line import TINY
 
 from offbeat.experiment import build
 from offbeat.experiment.spec import experiment_files
@@ -49,9 +49,3 @@ def test_both_print_json(offbeat):
     told = json.loads(offbeat("compare", "quickstart", "--seeds", "1", "--dry-run", "--json").out)
     assert told["seeds"] == [0]
     assert told["methods"]["fedavg"]["name"] == "fedavg"
-
-
-def test_a_mistake_is_still_one_line(offbeat):
-    refused(offbeat("run", "quickstart", "--set", "strategy=fedbuf", "--dry-run"), "did you mean 'fedbuff'?")
-    refused(offbeat("run", "--resume", "x", "--dry-run"), "omit --dry-run")
-    refused(offbeat("compare", "--resume", "x", "--dry-run"), "omit --dry-run")

@@ -10,7 +10,7 @@ import urllib.request
 from pathlib import Path
 
 import pytest
-from command_line import refused, start
+from command_line import start
 
 from offbeat.results.tracking.trackers import TRACKERS
 from test_readme import blocks, commands
@@ -69,13 +69,6 @@ def test_its_dashboard_answers_until_ctrl_c():
         serving.kill()
         serving.wait()
     assert (serving.returncode, out, err) == (0, "", "ended\n")
-
-
-def test_a_dashboard_of_nothing_and_a_tracker_of_nobody_are_refused(offbeat):
-    refused(offbeat("dashboard", "nowhere"), "nowhere is not a folder")
-    for verb in ("run", "compare", "sweep"):
-        refused(offbeat(verb, "quickstart", "--track", "tensorbord", "--out", "x"), "did you mean 'tensorboard'?")
-    assert not Path("x").exists()
 
 
 def test_what_a_strategy_notes_is_shown(offbeat):

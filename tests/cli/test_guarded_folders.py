@@ -7,46 +7,27 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_line import contents, refused
+from command_line import quickstart, refused, unchanged
 from damaged_runs import CHANGES, KEPT, Killed, die, same_or_one_line
 
+from cli import messages
 from offbeat.engine.trace import Trace
 from offbeat.experiment import comparison as compare
 from offbeat.experiment.run import checksums, identity, run_folder
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec import experiment_files
-from offbeat.presets import load
-
-LINK = "is a symbolic link"
-
-# ---------------------------------------------------------------- an edited experiment, another machine
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "words"),
-    [
-        ("lr: 0.05", "lr: 0.5", "training.lr was 0.05, is 0.5 now"),
-        ("until: 400s", "until: 800s", "until was 400s, is 800s now"),
-        ("high: 5.0", "high: 6.0", "delays.high was 5.0, is 6.0 now"),
-        ("clients: 3", "clients: 4", "clients was 3, is 4 now"),
-        ("seed: 0", "seed: 1", "seed was 0, is 1 now"),
-        ("availability: {name: always}", "availability: {name: churn}", "availability was always, is churn now"),
-        ("faults: []", "faults: [{name: crash}]", "faults was []"),
-    ],
-)
+@pytest.mark.parametrize(("old", "new", "words"), messages.EDITED_SETTINGS)
 def test_an_edited_experiment_is_refused_and_the_setting_named(offbeat, stopped, digest, old, new, words):
     path = stopped / "experiment.yaml"
     text = path.read_text()
     assert old in text
     path.write_text(text.replace(old, new))
-    before = contents(stopped)
-    refused(
-        offbeat("run", "--resume", stopped),
-        "stopped/experiment.yaml changed since the run was made: " + words,
-        status=1,
-    )
-    assert contents(stopped) == before
+    with unchanged(stopped):
+        words = f"stopped/experiment.yaml {messages.CHANGED_SINCE_MADE}: {words}"
+        refused(offbeat("run", "--resume", stopped), words, status=1)
     path.write_text("# a remark changes nothing\n" + text)
     assert same_or_one_line(offbeat, stopped, digest)
 
@@ -61,10 +42,9 @@ def test_another_torch_is_said_in_one_line_and_the_run_goes_on(offbeat, stopped,
     here = identity.describe_machine()["packages"]["torch"]
     given = offbeat("run", "--resume", stopped)
     assert given.status == 0
-    difference = f"the run started with torch 1.0; this machine has torch {here}: results may differ in their last bits"
-    assert given.err == f"stopped: {difference}\n"
+    assert given.err == messages.OTHER_MACHINE.format(here)
     assert Run(stopped).digest() == digest
-    assert offbeat("run", "--resume", stopped).err == "this run is already complete\n"
+    assert offbeat("run", "--resume", stopped).err == messages.COMPLETE
 
 
 def test_a_gpu_is_named_where_it_trains_and_else_left_alone(monkeypatch):
@@ -91,10 +71,8 @@ def test_so_it_is_for_a_comparison_once(offbeat, monkeypatch):
         return all(runs.execute_run(run) for name in comparison.strategies() for run in comparison.runs(name))
 
     monkeypatch.setattr(compare, "execute_comparison", here)
-    experiment = experiment_files.with_changes(
-        load("quickstart").experiment, ["clients=3", "model=linear", "until=60s"]
-    )
-    both = {"fedavg": experiment_files.with_changes(experiment, ["strategy=fedavg"]), "fedasync": experiment}
+    tiny = ("clients=3", "model=linear", "until=60s")
+    both = {name: quickstart(*tiny, f"strategy={name}") for name in ("fedavg", "fedasync")}
     comparison = compare.create_comparison(Path("x"), both, [0])
     for name in both:
         [run] = comparison.runs(name)
@@ -102,15 +80,11 @@ def test_so_it_is_for_a_comparison_once(offbeat, monkeypatch):
         Trace(run.trace_file).close()  # it has begun
     given = offbeat("compare", "--resume", "x")
     assert given.status == 0
-    assert re.fullmatch(r"x: of 2 runs, .* torch 1\.0.* torch \S+: .*", given.err.splitlines()[0])
-
-
-# ---------------------------------------------------------------- what a killed process leaves
+    assert re.fullmatch(messages.OTHER_MACHINES, given.err.splitlines()[0])
 
 
 @pytest.mark.parametrize("write", range(4))
 def test_a_folder_that_was_killed_while_it_was_made_can_be_used_again(offbeat, monkeypatch, digest, write):
-    experiment = experiment_files.with_changes(load("quickstart").experiment, CHANGES)
     real, calls = run_folder.write_atomically, []
 
     def dying(path, data):
@@ -124,8 +98,8 @@ def test_a_folder_that_was_killed_while_it_was_made_can_be_used_again(offbeat, m
         patch.setattr(run_folder, "write_atomically", dying)
         patch.setattr(experiment_files, "write_atomically", dying)
         with pytest.raises(Killed):
-            runs.create_run(Path("x"), experiment)
-    refused(offbeat("run", "--resume", "x"), "start the run again with --out x")
+            runs.create_run(Path("x"), quickstart(*CHANGES))
+    refused(offbeat("run", "--resume", "x"), messages.START_AGAIN)
     source = ["quickstart", "--set", "clients=3", "--set", "model=linear", "--until", "400s"]
     assert offbeat("run", *source, "--out", "x").status == 0
     assert Run(Path("x")).digest() == digest
@@ -146,12 +120,9 @@ def test_what_a_killed_write_left_is_removed_and_nothing_else(offbeat, killed, d
     assert [path.name for path in killed.rglob("*.tmp")] == ["mine.tmp"]
 
 
-# ---------------------------------------------------------------- links
-
 NAMES = (
     "experiment.yaml", "world.json", "environment.json", "command.txt", "run.sqlite", "run.sqlite-wal",
-    "run.sqlite-shm",
-    "model.safetensors", "finished.json", "lock", "compare.json", "checkpoint/000001.json",
+    "run.sqlite-shm", "model.safetensors", "finished.json", "lock", "compare.json", "checkpoint/000001.json",
     "checkpoint/000001.safetensors",
 )  # fmt: skip
 
@@ -167,7 +138,7 @@ def test_no_link_inside_a_run_folder_is_followed(offbeat, made, name, state):
     (folder / name).symlink_to(victim.resolve())
     for verb in (["run", "--resume"], ["show"], ["export"]):
         # whose folder would it be?
-        told = f"x/{name}" if (name, *verb) == ("compare.json", "show") else f"x/{name} {LINK}"
+        told = f"x/{name}" if (name, *verb) == ("compare.json", "show") else f"x/{name} {messages.LINK}"
         refused(offbeat(*verb, folder), told, status=1)
     assert victim.read_bytes() == precious
 
@@ -181,7 +152,7 @@ def test_nor_when_a_run_is_made(offbeat, name, dangling):
         victim.write_text("precious")
     Path("x", name).symlink_to(victim)
     given = offbeat("run", "quickstart", "--set", "clients=3", "--set", "model=linear", "--until", "60s", "--out", "x")
-    refused(given, f"x/{name} {LINK}", status=1)
+    refused(given, f"x/{name} {messages.LINK}", status=1)
     assert victim.exists() is not dangling
     assert dangling or victim.read_text() == "precious"
 
@@ -190,9 +161,8 @@ def test_a_linked_folder_of_checkpoints_is_refused_and_nothing_in_it_removed(off
     shutil.move(stopped / "checkpoint", "elsewhere")
     Path("elsewhere/000000.safetensors").write_text("precious")
     (stopped / "checkpoint").symlink_to(Path("elsewhere").resolve())
-    before = contents(Path("elsewhere"))
-    refused(offbeat("run", "--resume", stopped), f"stopped/checkpoint {LINK}", status=1)
-    assert contents(Path("elsewhere")) == before
+    with unchanged(Path("elsewhere")):
+        refused(offbeat("run", "--resume", stopped), f"stopped/checkpoint {messages.LINK}", status=1)
 
 
 def test_linked_names_of_temporary_files_are_not_written_through(offbeat, stopped, digest):

@@ -8,7 +8,7 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from command_line import TINY, Call, contents, refused
+from command_line import TINY, Call, refused, unchanged
 
 from offbeat.core.errors import escape_unprintable
 from offbeat.engine.trace import Trace
@@ -32,10 +32,8 @@ def one(offbeat: Call) -> Path:
 
 @pytest.fixture
 def both(offbeat: Call, sequential_runs: None) -> Path:
-    assert (
-        offbeat("compare", "quickstart", *TINY, "--strategies", "fedavg,fedasync", "--seeds", 1, "--out", "both").status
-        == 0
-    )
+    pair = ["--strategies", "fedavg,fedasync", "--seeds", 1, "--out", "both"]
+    assert offbeat("compare", "quickstart", *TINY, *pair).status == 0
     return Path("both")
 
 
@@ -55,11 +53,8 @@ def forge(folder: Path) -> None:
 def test_reasons_facts_and_metrics_of_a_trace_are_printed_without_control_characters(offbeat, one):
     with sqlite3.connect(one / "run.sqlite") as db:
         db.execute("UPDATE trace SET detail = ? WHERE kind = 'stop'", (f"ended {CODES}",))
-        db.execute(
-            "UPDATE trace SET kind = 'refuse', detail = ? WHERE seq = (SELECT MIN(seq) FROM trace WHERE kind = "
-            "'arrive')",
-            (CODES,),
-        )
+        first = "(SELECT MIN(seq) FROM trace WHERE kind = 'arrive')"
+        db.execute(f"UPDATE trace SET kind = 'refuse', detail = ? WHERE seq = {first}", (CODES,))
         db.execute("UPDATE facts SET value = ? WHERE key IN ('data', 'surveyed')", (f"set {CODES}",))
         db.execute("UPDATE metrics SET key = ? WHERE key = 'loss'", (CODES,))
     db.close()
@@ -95,13 +90,11 @@ def test_a_manifest_names_only_folders_below_its_own(offbeat, one, name):
     shutil.copytree("one", "other")
     Path("both").mkdir()
     Path("both/link").symlink_to("../other")
-    (Path("both") / "compare.json").write_text(
-        json.dumps({"runs": [{"strategy": "fedavg", "seed": 0, "folder": name}]})
-    )
-    before = contents(Path("other"))
-    for verb in (["show", "both"], ["compare", "--resume", "both"]):
-        refused(offbeat(*verb), "compare.json is damaged", status=1)
-    assert contents(Path("other")) == before
+    manifest = {"runs": [{"strategy": "fedavg", "seed": 0, "folder": name}]}
+    Path("both/compare.json").write_text(json.dumps(manifest))
+    with unchanged(Path("other")):
+        for verb in (["show", "both"], ["compare", "--resume", "both"]):
+            refused(offbeat(*verb), "compare.json is damaged", status=1)
 
 
 def test_a_manifest_too_deep_to_read_is_damaged(offbeat):

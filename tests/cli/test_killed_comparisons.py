@@ -16,10 +16,12 @@ from subprocess import Popen
 import pytest
 from command_line import TINY, start
 
+from cli import messages
 from offbeat.experiment.run.execution import Run
 from waiting import MAX_WAIT_SECONDS, wait_until
 
 pytestmark = pytest.mark.slow
+STOPPED = messages.STOPPED.format("compare", "x")
 LONG = [*TINY, "--until", "100000s"]  # nobody is done with this before the test is
 
 
@@ -81,7 +83,7 @@ def test_ctrl_c_stops_all_runs_and_resume_finishes_them(offbeat):
         wait_until(begun)
         os.killpg(process.pid, signal.SIGINT)
         out, err = told(process)
-    assert (process.returncode, out, err) == (130, "", "stopped; continue with: offbeat compare --resume x\n")
+    assert (process.returncode, out, err) == (130, "", STOPPED)
     assert offbeat("compare", "--resume", "x").status == 0
     for strategy, seed in (("fedavg", 0), ("fedavg", 1), ("fedasync", 0), ("fedasync", 1)):
         name = f"{strategy}-seed{seed}"
@@ -94,7 +96,7 @@ def test_ctrl_c_while_the_processes_are_starting_is_quiet_too(offbeat):
         wait_until(lambda: len(workers(process.pid)) == 2)  # they are importing torch now
         os.killpg(process.pid, signal.SIGINT)
         out, err = told(process)
-    assert (process.returncode, out, err) == (130, "", "stopped; continue with: offbeat compare --resume x\n")
+    assert (process.returncode, out, err) == (130, "", STOPPED)
 
 
 def test_a_process_that_dies_is_one_line_and_nothing_new_is_begun(offbeat):
@@ -103,8 +105,7 @@ def test_a_process_that_dies_is_one_line_and_nothing_new_is_begun(offbeat):
         os.kill(workers(process.pid)[0], signal.SIGKILL)
         out, err = told(process)
     assert (process.returncode, out, err.count("\n")) == (1, "", 1)
-    assert "a process of the comparison died" in err
-    assert "offbeat compare --resume x" in err
+    assert all(words in err for words in messages.DIED)
     assert len(begun()) == 2
     assert list(Path("x").glob("*/checkpoint/*.json"))  # the other one stopped with a checkpoint
 
@@ -124,6 +125,6 @@ def test_it_ends_when_it_is_told_to_also_with_one_run_done(offbeat, whom, number
         (os.killpg if whom == "all" else os.kill)(process.pid, number)
         _, err = told(process)
     if number == signal.SIGTERM:
-        assert (process.returncode, err) == (130, "stopped; continue with: offbeat compare --resume x\n")
+        assert (process.returncode, err) == (130, STOPPED)
         assert list(Path("x/fedasync-seed0/checkpoint").glob("*.json"))
     assert not Run(Path("x/fedasync-seed0")).complete

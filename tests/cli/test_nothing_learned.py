@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from command_line import TINY
 
+from cli import messages
 from offbeat.metrics.trace_summary import UNFINISHED, Summary
 
-LOUD = "warning: NOTHING WAS LEARNED: "
+LOUD = f"warning: {messages.NOT_LEARNED}"
 
 
 @pytest.fixture
@@ -22,23 +23,11 @@ def test_a_run_that_learned_says_nothing(summary):
     assert (summary.nothing_learned, summary.warnings) == (None, [])
 
 
-@pytest.mark.parametrize(
-    ("changes", "why"),
-    [
-        ({"updates": 0, "versions": 0}, "no update was applied in 100 seconds"),
-        ({"updates": 0, "versions": 0, "lost": 4, "rejected": 1}, "in 100 seconds (1 rejected, 4 lost)"),
-        (
-            {"updates": 0, "versions": 0, "refused": {"too far": 5, "x": 1}},
-            "all 6 answers were refused, most for too far",
-        ),
-        ({"versions": 0}, "the model was never changed (10 updates arrived)"),
-        ({}, "the model was never better than at the start (10 updates arrived)"),
-    ],
-)
+@pytest.mark.parametrize(("changes", "why"), messages.NOTHING_LEARNED)
 def test_why_nothing_was_learned(summary, changes, why):
     found = replace(summary, learned=False, **changes)
     assert found.warnings == [found.nothing_learned]  # one line, not two
-    assert found.nothing_learned.startswith("NOTHING WAS LEARNED: ")
+    assert found.nothing_learned.startswith(messages.NOT_LEARNED)
     assert found.nothing_learned.endswith(why)
 
 
@@ -64,12 +53,12 @@ def test_run_show_and_json_say_so(offbeat):
     assert LOUD in offbeat("show", "r").err
     told = json.loads(offbeat("show", "r", "--json").out)
     assert told["learned"] is False
-    assert told["warnings"][0].startswith("NOTHING WAS LEARNED")
+    assert told["warnings"][0].startswith(messages.NOT_LEARNED)
 
 
 def test_a_rate_of_nothing_learns_nothing(offbeat):
     made = offbeat("run", "quickstart", *TINY, "--set", "training.lr=1e-30", "--out", "r")
-    assert "the model was never better than at the start" in made.err
+    assert messages.NEVER_BETTER in made.err
 
 
 def test_a_run_too_short_for_one_answer_says_so(offbeat):
@@ -80,5 +69,5 @@ def test_a_run_too_short_for_one_answer_says_so(offbeat):
 def test_a_comparison_says_so_of_each_method(offbeat):
     sets = [*TINY, "--set", "max_norm=1e-9", "--seeds", "1", "--strategies", "fedavg,fedasync", "--out", "c"]
     told = offbeat("compare", "quickstart", *sets)
-    assert told.err.count("NOTHING WAS LEARNED") == 2
-    assert offbeat("show", "c").err.count("NOTHING WAS LEARNED") == 2
+    assert told.err.count(messages.NOT_LEARNED) == 2
+    assert offbeat("show", "c").err.count(messages.NOT_LEARNED) == 2

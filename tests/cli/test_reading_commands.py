@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 import torch
-from command_line import TINY, contents, refused
+from command_line import TINY, quickstart, refused, unchanged
+from safetensors.torch import load_file
 
+from cli import messages
 from offbeat.api.run_simulation import simulate
 from offbeat.core.strategies import REGISTRY
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run.execution import Run
-from offbeat.experiment.spec import experiment_files
-from offbeat.presets import load
 from waiting import MAX_WAIT_SECONDS
 
 
@@ -30,19 +31,9 @@ def finished(offbeat) -> Path:
 @pytest.fixture
 def unfinished() -> Path:
     """Stopped after ten updates, with a checkpoint there."""
-    run = runs.create_run(
-        Path("unfinished"),
-        experiment_files.with_changes(load("quickstart").experiment, ["clients=4", "model=linear", "until=600s"]),
-    )
-
-    def stop(status):
-        return status.updates >= 10
-
-    runs.execute_run(run, stop)
+    run = runs.create_run(Path("unfinished"), quickstart("clients=4", "model=linear", "until=600s"))
+    runs.execute_run(run, lambda status: status.updates >= 10)
     return run.folder
-
-
-# ---------------------------------------------------------------- list
 
 
 @pytest.mark.parametrize(
@@ -74,13 +65,6 @@ def test_strategies_are_listed_with_their_papers(offbeat):
     assert all(entry["year"] and entry["mode"] and entry["keeps"] and entry["uploads"] for entry in listed.values())
 
 
-def test_what_cannot_be_listed_is_refused(offbeat):
-    refused(offbeat("list", "strategy"), "'strategy'", "did you mean 'strategies'?")
-
-
-# ---------------------------------------------------------------- show
-
-
 def test_a_finished_run_is_shown(offbeat, finished):
     shown = offbeat("show", finished)
     assert (shown.status, shown.err) == (0, "")
@@ -105,8 +89,6 @@ def test_an_unfinished_run_is_shown_as_far_as_it_got(offbeat, unfinished):
 
 
 def test_a_killed_run_has_no_host_seconds_to_tell(offbeat, unfinished):
-    import sqlite3
-
     with sqlite3.connect(unfinished / "run.sqlite") as db:
         db.execute("DELETE FROM facts")
     db.close()
@@ -115,25 +97,20 @@ def test_a_killed_run_has_no_host_seconds_to_tell(offbeat, unfinished):
 
 
 def test_showing_changes_nothing(offbeat, finished):
-    before = contents(finished)
-    offbeat("show", finished)
-    offbeat("show", finished, "--json")
-    after = contents(finished)
-    assert {name: after[name] for name in before} == before
+    with unchanged(finished):
+        offbeat("show", finished)
+        offbeat("show", finished, "--json")
 
 
 def test_a_run_that_has_not_begun_says_how_to_begin(offbeat):
-    runs.create_run(Path("new"), load("quickstart").experiment)
-    refused(offbeat("show", "new"), "new has not started", "offbeat run --resume new", status=1)
-    refused(offbeat("export", "new"), "neither a final model nor a checkpoint", status=1)
+    runs.create_run(Path("new"), quickstart())
+    refused(offbeat("show", "new"), *messages.NOT_STARTED, status=1)
+    refused(offbeat("export", "new"), messages.NO_MODEL, status=1)
 
 
-def test_nonsense_is_not_shown(offbeat):
+def test_a_file_is_no_folder_of_a_run(offbeat):
     Path("file").write_text("x")
-    Path("folder").mkdir()
-    refused(offbeat("show", "nowhere"), "nowhere is not a folder")
-    refused(offbeat("show", "file"), "file is not a folder")
-    refused(offbeat("show", "folder"), "folder is not a run folder: it has no experiment.yaml")
+    refused(offbeat("show", "file"), messages.NO_FOLDER.format("file"))
 
 
 def test_names_in_brackets_are_printed_as_they_are(offbeat):
@@ -141,8 +118,6 @@ def test_names_in_brackets_are_printed_as_they_are(offbeat):
     offbeat("run", "quickstart", *TINY, "--out", "[red]x[/blue]:smile:")
     assert offbeat("show", "[red]x[/blue]:smile:").out.splitlines()[0] == "[red]x[/blue]:smile:"
 
-
-# ---------------------------------------------------------------- export
 
 WITHOUT_OFFBEAT = """
 import sys
@@ -156,8 +131,6 @@ for path in sys.argv[1:]:
 
 
 def test_the_model_loads_without_offbeat_whether_the_run_is_finished_or_not(offbeat, finished, unfinished):
-    from safetensors.torch import load_file
-
     assert offbeat("export", finished).out.startswith("finished.safetensors (")
     assert offbeat("export", unfinished, "--out", "mine.safetensors").status == 0
     exported, stored = load_file("finished.safetensors"), load_file(finished / "model.safetensors")
@@ -169,8 +142,6 @@ def test_the_model_loads_without_offbeat_whether_the_run_is_finished_or_not(offb
 
 
 def test_an_unfinished_run_exports_the_model_of_its_last_checkpoint(offbeat, unfinished):
-    from safetensors.torch import load_file
-
     offbeat("export", unfinished, "--out", "before.safetensors")
     runs.execute_run(Run(unfinished))
     offbeat("export", unfinished, "--out", "after.safetensors")
@@ -179,10 +150,9 @@ def test_an_unfinished_run_exports_the_model_of_its_last_checkpoint(offbeat, unf
     assert not before["1.weight"].equal(after["1.weight"])
 
 
-def test_what_cannot_be_exported_is_one_line(offbeat, finished):
-    refused(offbeat("export", "nowhere"), "nowhere is not a folder")
-    refused(offbeat("export", "."), "is not a run folder")
-    refused(offbeat("export", finished, "--out", "no/such/folder"), "cannot write no/such/folder", status=1)
+def test_an_export_into_a_missing_folder_is_one_line(offbeat, finished):
+    words = messages.CANNOT_WRITE.format("no/such/folder")
+    refused(offbeat("export", finished, "--out", "no/such/folder"), words, status=1)
 
 
 def test_a_saved_simulation_is_shown_like_a_run(offbeat):
@@ -198,4 +168,4 @@ def test_a_saved_simulation_is_shown_like_a_run(offbeat):
     Path("saved/simulation.json").write_text("[]")
     damaged = offbeat("show", "saved")
     assert damaged.status == 1
-    assert "saved/simulation.json is damaged: it holds a list" in damaged.err
+    assert messages.DAMAGED_SIMULATION in damaged.err

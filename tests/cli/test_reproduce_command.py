@@ -7,6 +7,8 @@ from pathlib import Path
 import pytest
 from command_line import refused
 
+from cli import messages
+
 SMALL = ["orthofl/motivation-30", "--until", "20s"]
 
 
@@ -41,13 +43,6 @@ def test_the_papers_size_has_no_stand_in(offbeat):
     assert "not run yet" in Path("runs/reproductions/orthofl.md").read_text()
 
 
-def test_a_name_that_is_no_papers_is_refused(offbeat):
-    refused(offbeat("reproduce", "orthofel"), "orthofl")
-    refused(offbeat("reproduce"), "give a paper")
-    refused(offbeat("reproduce", "orthofl", "--scale", "large"), "quick")
-    refused(offbeat("reproduce", "orthofl", "--stored", "--into", "nowhere"), "nowhere is not a folder")
-
-
 def test_all_entries_are_listed_without_a_store(offbeat):
     given = offbeat("reproduce", "--list")
     assert given.status == 0
@@ -55,49 +50,29 @@ def test_all_entries_are_listed_without_a_store(offbeat):
         assert paper in given.out
 
 
-def test_a_place_that_cannot_be_is_refused_before_anything_is_run(offbeat):
-    Path("a file").write_text("mine")
-    refused(offbeat("reproduce", *SMALL, "--store", "a file"), "--store a file is a file")
-    refused(offbeat("reproduce", "orthofl", "--list", "--store", "a file"), "--store a file is a file")
-    refused(offbeat("reproduce", *SMALL, "--out", "a file"), "--out a file is a file")
-    assert Path("a file").read_text() == "mine"
-    assert not Path("runs").exists()
-
-
-def test_a_loop_of_links_is_no_folder(offbeat):
+def test_a_folder_that_cannot_hold_results_is_refused_before_anything_is_run(offbeat):
+    Path("file").write_text("mine")
     Path("loop").symlink_to("loop")
-    refused(offbeat("reproduce", *SMALL, "--store", "loop"), "--store loop is a broken link")
-    refused(offbeat("reproduce", *SMALL, "--out", "loop"), "--out loop is a broken link")
-
-
-def test_pages_of_a_store_that_is_not_there_are_not_written(offbeat):
-    """They would say of everything that it was not run, in the place of what was."""
-    refused(offbeat("reproduce", "orthofl", "--stored", "--store", "nowhere"), "the store nowhere does not exist")
-    assert not Path("docs").exists()
-
-
-def test_an_end_that_says_nothing_is_refused(offbeat):
-    for until in ("", " , "):
-        refused(offbeat("reproduce", "orthofl/motivation-30", "--until", until), "--until is empty: write 3600s")
+    for option in ("--store", "--out"):
+        refused(offbeat("reproduce", *SMALL, option, "file"), messages.IS_FILE.format(option))
+        refused(offbeat("reproduce", *SMALL, option, "loop"), messages.BROKEN_LINK.format(option))
+    refused(offbeat("reproduce", "orthofl", "--list", "--store", "file"), messages.IS_FILE.format("--store"))
+    assert Path("file").read_text() == "mine"
+    assert not Path("runs").exists()
 
 
 def test_what_has_no_use_with_stored_is_told(offbeat):
     Path("kept").mkdir()
     given = offbeat("reproduce", "orthofl", "--stored", "--store", "kept", "--until", "20s", "--seeds", "2")
     assert given.status == 0
-    assert "warning: --stored runs nothing and ignores --seeds and --until" in given.err
-
-
-def test_a_preset_of_no_paper_is_compared_instead(offbeat):
-    refused(offbeat("reproduce", "heart-disease"), "belongs to no paper: run it with 'offbeat compare heart-disease'")
+    assert messages.IGNORED in given.err
 
 
 def test_into_says_where_there_is_nothing_to_take(offbeat):
     Path("kept").mkdir()
     Path("empty").mkdir()
     given = offbeat("reproduce", "orthofl", "--stored", "--store", "kept", "--into", "empty", "--into", "kept")
-    assert "empty: contains no runs" in given.out
-    assert "kept: this is the store or a part of it" in given.out
+    assert all(words in given.out for words in messages.NOTHING_COPIED)
 
 
 def test_runs_that_are_not_shown_are_told(offbeat, sequential_runs):
@@ -106,7 +81,7 @@ def test_runs_that_are_not_shown_are_told(offbeat, sequential_runs):
         file.write(b"x")
     given = offbeat("reproduce", "orthofl", "--stored")
     assert given.status == 0
-    assert given.err.count("changed since the run ended") == 1
+    assert given.err.count(messages.CHANGED_SINCE_END) == 1
 
 
 def test_a_page_keeps_what_another_store_had(offbeat, sequential_runs):
@@ -117,8 +92,8 @@ def test_a_page_keeps_what_another_store_had(offbeat, sequential_runs):
     Path("two").mkdir()
     given = offbeat("reproduce", "orthofl", "--stored", "--store", "two", "--out", "pages")
     assert given.status == 0
-    assert "pages/orthofl.md keeps entries with more runs than two has: Figure 2, 30 s" in given.err
+    assert messages.PAGE_KEEPS in given.err
     assert page.read_text() == before
     page.write_text(before.replace("1. **Order.**", "1. **Sequence.**"))
     given = offbeat("reproduce", "orthofl", "--stored", "--store", "two", "--out", "pages")
-    refused(given, "that are not in the store and cannot be kept", "another rule", "--out", status=1)
+    refused(given, *messages.PAGE_CONFLICT, status=1)

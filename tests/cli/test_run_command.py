@@ -13,6 +13,7 @@ import pytest
 from command_line import TINY, Answer, contents, refused
 from safetensors.torch import load_file
 
+from cli import messages
 from offbeat.cli.shared_options import new_folder
 from offbeat.core.protocol import Commit
 from offbeat.core.strategies import FedAsync
@@ -21,8 +22,6 @@ from offbeat.engine.until import Target, Until
 from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec import experiment_files
 from waiting import MAX_WAIT_SECONDS
-
-# ---------------------------------------------------------------- what a run is
 
 
 def test_a_run_is_one_folder_with_all_that_belongs_to_it(offbeat):
@@ -80,9 +79,6 @@ def test_a_file_a_run_folder_and_a_preset_are_all_sources(offbeat):
         assert Run(Path(out)).digest() == Run(Path("first")).digest()
 
 
-# ---------------------------------------------------------------- when it ends
-
-
 @pytest.mark.parametrize(
     ("text", "until"),
     [
@@ -112,140 +108,24 @@ def test_a_target_ends_the_run_at_the_first_evaluation_that_reaches_it(offbeat):
 def test_a_target_never_reached_is_said_and_is_no_failure(offbeat):
     done = offbeat("run", "quickstart", *TINY, "--until", "acc=0.999,120s", "--out", "x")
     assert done.status == 0
-    assert "not reached by 120 s (best 0." in done.out
+    assert messages.NOT_REACHED in done.out
     assert json.loads(offbeat("show", "x", "--json").out)["time_to_target"] is None
-
-
-@pytest.mark.parametrize(
-    "text", ["", "soon", "0s", "-5s", "0updates", "_updates", "acc=", "acc=high", "nan", "1e999s", ","]
-)
-def test_an_until_that_cannot_be_meant_is_refused(offbeat, text):
-    refused(offbeat("run", "quickstart", *TINY, "--until", text, "--out", "x"), "until")
-    assert not Path("x").exists()
-
-
-# ---------------------------------------------------------------- mistakes in what is asked
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        (["clints=4"], ["unknown setting 'clints'", "did you mean 'clients'?"]),
-        (["strategy=fedbuf"], ["unknown strategy 'fedbuf'", "did you mean 'fedbuff'?"]),
-        (["model=cnnn"], ["unknown model 'cnnn'", "'cnn'"]),
-        (["data=digit"], ["unknown data set 'digit'", "'digits'"]),
-        (["delays=unifrom"], ["unknown delays 'unifrom'", "'uniform'"]),
-        (["partition=dirichelt"], ["unknown partition 'dirichelt'", "'dirichlet'"]),
-        (["strategy.alhpa=0.4"], ["strategy: unknown setting 'alhpa'", "'alpha'"]),
-        (["strategy.stalenes.a=0.4"], ["strategy: unknown setting 'stalenes'", "'staleness'"]),
-        (["lr=0.1"], ["unknown setting 'lr'", "'training.lr'"]),
-        (["staleness=hinge"], ["'strategy.staleness'"]),
-        (["training.optimizer=sdg"], ["training.optimizer", "'sdg'", "'sgd'"]),
-        (["strategy.mode=mxi"], ["strategy.mode", "'mxi'", "'mix'"]),
-        (["target=accuracy=0.9"], ["unknown metric 'accuracy'", "'acc'"]),
-        (["clients=two"], ["clients = 'two'", "a whole number"]),
-        (["clients=1.5"], ["clients = 1.5", "a whole number"]),
-        (["clients=true"], ["clients = true", "a whole number"]),
-        (["clients="], ["clients = null", "a whole number"]),
-        (["training.lr=fast"], ["training.lr = 'fast'", "a number"]),
-        (["training=5"], ["training = 5", "it is a section"]),
-        (["training=null"], ["training = null", "it is a section"]),
-        (["strategy.work=5"], ["strategy.work = 5", "steps, epochs, lr"]),
-        (["strategy.work=null"], ["strategy.work = null"]),
-        (["model=mlp", "model.hidden=64"], ["model.hidden = 64", "a list"]),
-        (["model=mlp", "model.hidden=[true]"], ["model.hidden", "a list", "a whole number"]),
-        (["strategy=[fedavg]"], ["['fedavg'] names no strategy"]),
-        (["strategy=7"], ["7 names no strategy", "'offbeat list strategies' shows all 21"]),
-        (["clients.x=1"], ["clients has no settings of its own"]),
-        (["clients"], ["'clients' is invalid", "setting=value"]),
-        (["=4"], ["'=4' is invalid"]),
-        (["strategy..k=4"], ["is invalid"]),
-        (["clients=0"], ["clients = 0", "at least 1"]),
-        (["clients=2000"], ["2000 clients", "there are 1442"]),
-        (["clients=100", "partition.alpha=0.001"], ["dirichlet alpha=0.001", "raise alpha"]),
-        (["seed=-1"], ["seed = -1", "0 or more"]),
-        (["training.lr=-1"], ["training.lr = -1.0: must be positive"]),
-        (["training.epochs=5"], ["training: steps = 20 and epochs = 5: give one of"]),
-        (["strategy.alpha=7"], ["strategy: alpha = 7.0", "(0, 1]"]),
-        (["strategy.staleness.a=-1"], ["strategy.staleness: polynomial staleness a = -1.0"]),
-        (["delays.low=200"], ["low = 200.0 is above high = 5.0"]),
-        (["delays=per_client"], ["delays: means must be given"]),
-        (["delays={name: per_client, means: [1, 2]}"], ["2 means for 4 clients"]),
-        (["timeout=0.5"], ["timeout = 0.5"]),
-        (["evaluate_every=0"], ["evaluate_every = 0.0"]),
-        (["max_norm=-1"], ["max_norm = -1.0"]),
-        (["target=0.9"], ["target '0.9' is invalid: write 'acc=0.9'"]),
-        (["target=acc=0.9,5s"], ["target 'acc=0.9,5s' is invalid"]),
-    ],
-)  # fmt: skip
-def test_a_mistake_gets_one_line_with_the_nearest_right_thing_and_no_folder(offbeat, changes, words):
-    sets = [word for change in changes for word in ("--set", change)]
-    refused(offbeat("run", "quickstart", *TINY, *sets, "--out", "x"), *words)
-    assert not Path("x").exists()
-
-
-def test_a_source_that_does_not_exist_is_refused(offbeat):
-    refused(offbeat("run", "quikstart"), "unknown preset or file 'quikstart'", "did you mean 'quickstart'?")
-    refused(offbeat("run", "mine.yaml"), "cannot read mine.yaml", "No such file")
-    refused(offbeat("run"), "give a preset or an experiment file")
-    refused(offbeat("run", "x" * 5000), status=1)  # longer than any file name
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        (b"\x00\xff\xfe\x01", ["not a text file"]),
-        (b"clients: 4\x00", ["invalid YAML"]),
-        (b"clients: [1\nfoo: }", ["line 2", "invalid YAML"]),
-        (b"clients: !!python/object/apply:os.system [ls]", ["line 1", "invalid YAML"]),
-        (b"name: 2020-99-99", ["line 1", "invalid YAML", "'2020-99-99' cannot be read as timestamp"]),
-        (b"[" * 400, ["invalid YAML"]),
-        (b"- a\n- b\n", ["settings such as 'clients: 20'", "this one a list"]),
-        (b"just words", ["settings such as 'clients: 20'", "'just words'"]),
-        (b"", ["this one nothing"]),
-        (b"clients: 4\nclinets: 5\n", ["unknown setting 'clinets'", "'clients'"]),
-    ],
-)  # fmt: skip
-def test_a_corrupt_experiment_file_is_one_line_that_names_it(offbeat, content, words):
-    Path("broken.yaml").write_bytes(content)
-    refused(offbeat("run", "broken.yaml", "--out", "x"), "broken.yaml", *words)
-    assert not Path("x").exists()
-
-
-def test_options_the_command_line_itself_refuses_exit_with_two(offbeat):
-    for arguments in (
-        ["frobnicate"],
-        ["run", "--bogus"],
-        ["run", "quickstart", "--seed", "many"],
-        ["list", "a", "b", "c"],
-    ):
-        given = offbeat(*arguments)
-        assert given.status == 2
-        assert "Error" in given.err
-
-
-# ---------------------------------------------------------------- folders
 
 
 def test_an_unwritable_folder_is_one_line(offbeat):
     Path("file").write_text("mine")
-    refused(
-        offbeat("run", "quickstart", *TINY, "--out", "file/below"),
-        "the run folder file/below",
-        "Not a directory",
-        status=1,
-    )
-    refused(offbeat("run", "quickstart", *TINY, "--out", "file"), "cannot create the run folder file", status=1)
+    for out in ("file/below", "file"):
+        refused(offbeat("run", "quickstart", *TINY, "--out", out), messages.CANNOT_CREATE.format(out), status=1)
     assert Path("file").read_text() == "mine"
     Path("runs").write_text("in the way")
-    refused(offbeat("run", "quickstart", *TINY), "cannot make runs/", "--out", status=1)
+    refused(offbeat("run", "quickstart", *TINY), *messages.CANNOT_MAKE, status=1)
 
 
 def test_a_run_that_is_there_is_not_overwritten(offbeat):
     offbeat("run", "quickstart", *TINY, "--out", "x")
     before = contents(Path("x"))
     again = offbeat("run", "quickstart", *TINY, "--seed", 5, "--out", "x")
-    refused(again, "x already holds a run", "offbeat run --resume x", "another --out")
+    refused(again, *messages.HOLDS_RUN)
     assert contents(Path("x")) == before
 
 
@@ -255,7 +135,7 @@ def test_a_run_that_is_there_is_not_overwritten(offbeat):
 def test_what_somebody_else_put_into_the_folder_is_not_touched(offbeat, name):
     Path("x").mkdir()
     Path("x", name).write_text("precious")
-    refused(offbeat("run", "quickstart", *TINY, "--out", "x"), f"x already holds {name}")
+    refused(offbeat("run", "quickstart", *TINY, "--out", "x"), messages.HOLDS.format(name))
     assert contents(Path("x")).keys() == {name}
     assert Path("x", name).read_text() == "precious"
 
@@ -265,33 +145,19 @@ def test_an_empty_folder_may_be_used(offbeat):
     assert offbeat("run", "quickstart", *TINY, "--out", "x").status == 0
 
 
-# ---------------------------------------------------------------- going on
-
-
 def test_resuming_a_complete_run_says_so_and_changes_nothing(offbeat):
     first = offbeat("run", "quickstart", *TINY, "--out", "x")
     digest = Run(Path("x")).digest()
     again = offbeat("run", "--resume", "x")
     assert again.status == 0
-    assert "already complete" in again.err
+    assert again.err == messages.COMPLETE
     assert again.out == first.out
     assert Run(Path("x")).digest() == digest
 
 
-def test_resume_takes_the_run_as_it_is(offbeat):
-    offbeat("run", "quickstart", *TINY, "--out", "x")
-    for extra in (["--set", "clients=5"], ["--seed", 1], ["--until", "5s"], ["--out", "y"]):
-        refused(offbeat("run", "--resume", "x", *extra), "--resume continues with the stored settings")
-    refused(offbeat("run", "quickstart", "--resume", "x"), "or --resume DIR")
-
-
-def test_resuming_what_is_no_run_is_refused(offbeat):
-    refused(offbeat("run", "--resume", "nowhere"), "nowhere is not a run folder")
+def test_resuming_an_empty_folder_is_refused(offbeat):
     Path("x").mkdir()
-    refused(offbeat("run", "--resume", "x"), "x is not a run folder: it has no experiment.yaml")
-
-
-# ---------------------------------------------------------------- --set
+    refused(offbeat("run", "--resume", "x"), messages.NO_RUN.format("x"))
 
 
 def test_later_changes_see_earlier_ones(offbeat):
@@ -307,34 +173,21 @@ def test_a_bug_of_ours_is_one_line_too(offbeat, monkeypatch):
         raise KeyError("nobody thought of this\nat all")
 
     monkeypatch.setattr("offbeat.experiment.build.setup", broken)
-    refused(
-        offbeat("run", "quickstart", *TINY), "a bug in offbeat: KeyError", "test_run_command.py", "-X dev", status=1
-    )
+    refused(offbeat("run", "quickstart", *TINY), *messages.BUG, status=1)
 
 
 def test_a_library_that_is_not_installed_is_named():
     script = "import sys; sys.modules['yaml'] = None; sys.argv[0] = 'offbeat'; from offbeat.cli import main; main()"
     command = [sys.executable, "-c", script, "run", "quickstart", *TINY]
     done = subprocess.run(command, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
-    refused(Answer(done.returncode, done.stdout, done.stderr), "yaml is not installed", status=1)
-
-
-# ---------------------------------------------------------------- where data lies
+    refused(Answer(done.returncode, done.stdout, done.stderr), messages.NOT_INSTALLED, status=1)
 
 
 def test_data_says_where_the_data_sets_lie(offbeat, monkeypatch, tmp_path):
     monkeypatch.setenv("OFFBEAT_DATA", "/nowhere")
-    refused(
-        offbeat("run", "quickstart", *TINY, "--set", "data=mnist", "--data", tmp_path),
-        f"{tmp_path}/mnist/",
-        "put the file there",
-    )
-    refused(
-        offbeat("compare", "quickstart", *TINY, "--set", "data=mnist", "--data", tmp_path),
-        f"{tmp_path}/mnist/",
-        "put the file there",
-    )
-    refused(offbeat("run", "quickstart", *TINY, "--data", tmp_path / "none"), "the folder does not exist")
+    for verb in ("run", "compare"):
+        result = offbeat(verb, "quickstart", *TINY, "--set", "data=mnist", "--data", tmp_path)
+        refused(result, str(tmp_path), *messages.DATA_MISSING)
 
 
 def test_a_run_whose_model_stops_being_finite_ends_with_one_line_and_keeps_the_last_finite_model(offbeat, monkeypatch):
@@ -351,26 +204,20 @@ def test_a_run_whose_model_stops_being_finite_ends_with_one_line_and_keeps_the_l
     made = offbeat("run", "quickstart", *TINY, "--out", "r", "--set", "strategy=fedasync")
     assert made.status != 0
     assert "ended" in made.out
-    assert "offbeat: not finite: a Commit after version" in made.err
-    assert "tickets since: " in made.err
+    assert all(words in made.err for words in messages.NOT_FINITE)
     assert made.err.count("\n") == 1
     assert all(bool(tensor.isfinite().all()) for tensor in load_file("r/model.safetensors").values())
     again = offbeat("run", "--resume", "r")
     assert again.status == made.status
-    assert "not finite: a Commit" in again.err
+    assert messages.NOT_FINITE[0] in again.err
 
 
 def test_a_run_in_which_most_answers_were_refused_says_so(offbeat):
     made = offbeat("run", "quickstart", *TINY, "--out", "r", "--set", "faults=[{name: corrupted, probability: 0.9}]")
     assert made.status == 0
-    assert re.fullmatch(
-        r"warning: \d+ of \d+ answers were refused, \d+ for numbers that are not finite: .*\n", made.err
-    )
+    assert re.fullmatch(messages.MOST_REFUSED, made.err)
     assert offbeat("show", "r").err == made.err
     assert offbeat("run", "quickstart", *TINY, "--out", "q").err == ""
-
-
-# ---------------------------------------------------------------- who computes it
 
 
 def test_the_worker_of_a_run_is_shown_with_it(offbeat):
@@ -382,16 +229,6 @@ def test_the_worker_of_a_run_is_shown_with_it(offbeat):
     assert "worker" not in Path("here/experiment.yaml").read_text()
 
 
-def test_a_worker_that_is_none_is_refused_before_a_folder_is_made(offbeat):
-    for verb in ("run", "compare"):
-        refused(
-            offbeat(verb, "quickstart", *TINY, "--worker", "inlin", "--out", "here"),
-            "unknown worker 'inlin': did you mean 'inline'?",
-        )
-        refused(offbeat(verb, "quickstart", *TINY, "--worker", "inline:3", "--out", "here"), "inline takes no number")
-    assert not Path("here").exists()
-
-
 def test_memory_for_clients_is_shown_with_the_run(offbeat):
     changes = ["--set", "strategy=ca2fl", "--client-memory", "10kB"]
     done = offbeat("run", "quickstart", *TINY, *changes, "--out", "here")
@@ -399,9 +236,3 @@ def test_memory_for_clients_is_shown_with_the_run(offbeat):
     assert re.search(r"memory for clients +10kB", done.out)
     assert json.loads(offbeat("show", "here", "--json").out)["client_memory"] == "10kB"
     assert "10kB" not in Path("here/experiment.yaml").read_text()
-
-
-def test_memory_that_is_no_size_is_refused_before_a_folder_is_made(offbeat):
-    for verb in ("run", "compare"):
-        refused(offbeat(verb, "quickstart", *TINY, "--client-memory", "8", "--out", "here"), "such as 8GB, 500MB")
-        assert not Path("here").exists()

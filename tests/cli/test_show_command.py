@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import contents, refused
+from command_line import quickstart, refused, unchanged
 
+from cli import messages
 from offbeat.api.run_simulation import simulate
 from offbeat.cli import show
 from offbeat.cli.terminal import format_tables
@@ -21,16 +22,14 @@ from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec import experiment_files
 from offbeat.metrics import measures
-from offbeat.presets import load
 from offbeat.results import result_files
 
 CHANGES = ["clients=4", "model=linear", "until=120s", "target=acc=0.2"]
 
 
 def create(folder: Path, names: tuple[str, ...], changes: list[str], seeds: tuple[int, ...] = (0, 1)) -> Comparison:
-    preset = load("quickstart")
-    made = {n: experiment_files.with_changes(preset.with_strategy(n), changes) for n in names}
-    return comparing.create_comparison(folder, made, list(seeds))
+    methods = {name: quickstart(f"strategy={name}", *changes) for name in names}
+    return comparing.create_comparison(folder, methods, list(seeds))
 
 
 @pytest.fixture(scope="module")
@@ -62,9 +61,6 @@ def half(one) -> Path:
         runs.execute_run(Run(Path("half", name)))
     runs.execute_run(Run(Path("half/fedasync-seed0")), lambda status: status.updates > 4)
     return Path("half")
-
-
-# ---------------------------------------------------------------- one comparison
 
 
 def test_a_comparison_has_its_table_intervals_differences_and_every_seed(offbeat, one):
@@ -128,11 +124,8 @@ def test_latex_and_markdown_say_where_they_are_from(offbeat, one):
 def test_the_digest_is_that_of_the_runs(offbeat, one):
     before = offbeat("show", one, "--format", "latex").out.splitlines()[1]
     shutil.rmtree(one / "fedavg-seed1")
-    runs.execute_run(
-        runs.create_run(
-            one / "fedavg-seed1", experiment_files.read_experiment(one / "fedasync-seed1" / "experiment.yaml")
-        )
-    )
+    other = experiment_files.read_experiment(one / "fedasync-seed1" / "experiment.yaml")
+    runs.execute_run(runs.create_run(one / "fedavg-seed1", other))
     assert offbeat("show", one, "--format", "latex").out.splitlines()[1] != before
 
 
@@ -146,41 +139,23 @@ def test_at_every_width_every_value_is_whole(one, two):
                     assert f" {cell} " in words, (width, cell)
 
 
-# ---------------------------------------------------------------- files
-
-
-@pytest.mark.parametrize(
-    ("name", "begins"), [("a.csv", "folder,strategy"), ("a.tex", "% offbeat"), ("a.md", "<!-- "), ("a.json", "{"),
-                         ("a.txt", "strategy ")],
-)  # fmt: skip
-def test_a_file_is_of_the_format_its_name_says(offbeat, one, name, begins):
-    told = offbeat("show", one, "--out", name)
-    assert told.status == 0
-    assert told.out == f"{name} ({Path(name).stat().st_size} bytes)\n"
-    assert Path(name).read_text().startswith(begins)
-    assert offbeat("show", one, "--format", "csv", "-o", name).status == 0
-    assert Path(name).read_text().startswith("folder,strategy")  # what is said counts more
-
-
-def test_showing_and_writing_change_nothing_of_what_is_shown(offbeat, one):
-    before = contents(one)
-    for form in ("text", "csv", "latex", "markdown", "json"):
-        assert offbeat("show", one, "--format", form, "--out", "x").status == 0
-    after = contents(one)
-    assert {name: after[name] for name in before} == before
+def test_the_suffix_selects_the_format_unless_one_is_named_and_results_stay_unchanged(offbeat, one):
+    begins = {"a.csv": "folder,strategy", "a.tex": "% offbeat", "a.md": "<!-- ", "a.json": "{", "a.txt": "strategy "}
+    with unchanged(one):
+        for name, text in begins.items():
+            result = offbeat("show", one, "--out", name)
+            assert result.status == 0
+            assert result.out == f"{name} ({Path(name).stat().st_size} bytes)\n"
+            assert Path(name).read_text().startswith(text)
+            assert offbeat("show", one, "--format", "csv", "-o", name).status == 0
+            assert Path(name).read_text().startswith("folder,strategy")
 
 
 def test_formats_and_files_that_cannot_be_meant_are_one_line(offbeat, one):
-    refused(offbeat("show", one, "--format", "latx"), "unknown format 'latx'", "'latex'")
-    refused(offbeat("show", one, "--format", "csv", "--json"), "--json and --format csv")
-    refused(offbeat("show", one, "--out", "table.pdf"), "table.pdf: unknown format", ".tex")
-    refused(offbeat("show", one, "--out", "no/such/x.csv"), "cannot write no/such/x.csv", status=1)
-    for name in (one / "compare.json", one / "fedavg-seed0" / "world.json"):
-        refused(offbeat("show", one, "--out", name), "is a file of a run or comparison")
+    for options, *words in messages.INVALID_FORMATS:
+        refused(offbeat("show", one, *options.split()), *words)
+    refused(offbeat("show", one, "--out", "no/such/x.csv"), messages.CANNOT_WRITE.format("no/such/x.csv"), status=1)
     assert offbeat("show", one, "--out", one / "table.json").status == 0  # beside them it may lie
-
-
-# ---------------------------------------------------------------- unfinished
 
 
 def test_an_unfinished_comparison_is_shown_as_far_as_it_is(offbeat, half):
@@ -191,7 +166,7 @@ def test_an_unfinished_comparison_is_shown_as_far_as_it_is(offbeat, half):
     assert table.splitlines()[1].split()[:4] == ["fedavg", "2", "of", "2"]
     assert "fedasync" not in table  # none of its runs is finished: there is no mean
     title, _, first, second = going.splitlines()
-    assert title == "not finished and not included in any mean; to continue: offbeat compare --resume half"
+    assert title == messages.UNFINISHED
     assert first.startswith("fedasync-seed0  ")
     assert " updates, acc 0." in first
     assert second.split(maxsplit=1) == ["fedasync-seed1", "not started"]
@@ -220,7 +195,7 @@ def test_an_unfinished_comparison_in_the_other_formats(offbeat, half):
 def test_where_the_reference_is_not_finished_there_is_nothing_to_compare_with(offbeat, half):
     shown = offbeat("show", half, "--reference", "fedasync")
     assert shown.status == 0
-    assert "no run of fedasync is finished: differences to it are missing" in shown.out
+    assert messages.NO_REFERENCE in shown.out
     row = json.loads(offbeat("show", half, "--reference", "fedasync", "--json").out)["rows"][0]
     assert (row["speedup"], row["relative_time"], row["difference"]["final"]["mean"]) == (None, None, None)
 
@@ -236,9 +211,6 @@ def test_a_comparison_that_has_just_been_made_has_nothing_but_what_there_is_to_d
         assert offbeat("show", "new", "--format", form).status == 0
 
 
-# ---------------------------------------------------------------- several folders
-
-
 def test_several_comparisons_are_ranked(offbeat, one, two):
     shown = offbeat("show", one, two)
     assert (shown.status, shown.err) == (0, "")
@@ -248,7 +220,7 @@ def test_several_comparisons_are_ranked(offbeat, one, two):
     title, headings, *lines = parts[-1].splitlines()
     assert title == "ranks over 2 settings, by the final value"
     assert headings.split() == ["strategy", "mean", "rank", "first", "shared", "first", "one", "two"]
-    assert "not ranked because some setting does not have them: fedbuff" in lines
+    assert messages.NOT_RANKED in lines
     ranks = json.loads(offbeat("show", one, two, "--json").out)["ranks"]
     assert sum(m["mean_rank"] for m in ranks["methods"]) == 3.0  # of two methods: 1 + 2
     assert ranks["not_ranked"] == ["fedbuff"]
@@ -287,22 +259,16 @@ def test_what_is_none_of_them_is_a_line_and_the_rest_is_shown(offbeat, one):
     run = one / "fedavg-seed0"
     given = offbeat("show", run, "notes", "file", one / "fedasync-seed0")
     assert given.status == 2
-    assert given.err.splitlines() == [
-        "offbeat: notes is not a run folder: it has no experiment.yaml",
-        "offbeat: file is not a folder",
-    ]
+    expected = (messages.NO_RUN.format("notes"), messages.NO_FOLDER.format("file"))
+    assert given.err.splitlines() == [f"offbeat: {line}" for line in expected]
     assert "one/fedasync-seed0" in given.out
     nothing = offbeat("show", "notes", "file")
     assert (nothing.status, nothing.out, nothing.err.count("\n")) == (2, "", 2)
 
 
-def test_a_folder_of_runs_says_how_to_show_them(offbeat, one):
-    refused(offbeat("show", "."), ". is not a run folder")
-
-
 def test_a_reference_is_of_comparisons(offbeat, one):
     both = (one / "fedavg-seed0", one / "fedavg-seed1")
-    refused(offbeat("show", *both, "--reference", "fedavg"), "is a single run without a comparison")
+    refused(offbeat("show", *both, "--reference", "fedavg"), messages.SINGLE_RUN)
     assert offbeat("show", one, *both, "--reference", "fedasync").status == 0
 
 

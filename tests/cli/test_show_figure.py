@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from command_line import TINY, contents, refused
+from command_line import TINY, refused, unchanged
 
+from cli import messages
 from offbeat.experiment import comparison as comparing
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.spec import experiment_files
@@ -21,15 +22,13 @@ def run(offbeat):
 
 
 def test_the_ending_says_what_is_drawn_and_the_run_is_left_alone(run, offbeat):
-    before = contents(run)
-    for ending, start in STARTS.items():
-        given = offbeat("show", run, "--figure", f"out.{ending}")
-        assert (given.status, given.out) == (0, f"figure: out.{ending}\n")
-        assert Path(f"out.{ending}").read_bytes().startswith(start)
-    for kind in ("curves", "staleness", "timeline"):
-        assert offbeat("show", run, "--figure", f"{kind}.pdf", "--kind", kind).status == 0
-    after = contents(run)
-    assert {name: after[name] for name in before} == before
+    with unchanged(run):
+        for ending, start in STARTS.items():
+            given = offbeat("show", run, "--figure", f"out.{ending}")
+            assert (given.status, given.out) == (0, f"figure: out.{ending}\n")
+            assert Path(f"out.{ending}").read_bytes().startswith(start)
+        for kind in ("curves", "staleness", "timeline"):
+            assert offbeat("show", run, "--figure", f"{kind}.pdf", "--kind", kind).status == 0
 
 
 def test_a_comparison_of_which_one_run_is_done_can_be_drawn(run, offbeat):
@@ -47,7 +46,7 @@ def test_a_page_is_against_the_reference_that_is_asked_for(run, offbeat):
     assert offbeat("show", "two", "--figure", "p.html", "--reference", "second").status == 0
     assert "relative to second" in Path("p.html").read_text()
     refused(offbeat("show", "two", "--figure", "p.html", "--reference", "third"), "'third'")
-    refused(offbeat("show", run, "--figure", "p.html", "--reference", "first"), "is a single run without a comparison")
+    refused(offbeat("show", run, "--figure", "p.html", "--reference", "first"), messages.SINGLE_RUN)
 
 
 def test_a_figure_is_drawn_alone(run, offbeat):
@@ -58,7 +57,6 @@ def test_a_figure_is_drawn_alone(run, offbeat):
 
 def test_what_cannot_be_drawn_is_one_line(run, offbeat):
     refused(offbeat("show", run, "--figure", "x.docx"), "x.docx")
-    refused(offbeat("show", run, "--figure", "x.pdf", "--kind", "curve"), "did you mean 'curves'?")
-    refused(offbeat("show", run, "--figure", "no/such/folder/x.pdf"), "cannot write", status=1)
-    Path("empty").mkdir()
-    refused(offbeat("show", "empty", "--figure", "x.pdf"), "empty is not a run folder")
+    refused(offbeat("show", run, "--figure", "x.pdf", "--kind", "curve"), messages.UNKNOWN_KIND)
+    place = "no/such/folder/x.pdf"
+    refused(offbeat("show", run, "--figure", place), messages.CANNOT_WRITE.format(place), status=1)

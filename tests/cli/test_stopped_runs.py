@@ -9,27 +9,25 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from command_line import contents, refused, start
+from command_line import quickstart, refused, start, unchanged
 
+from cli import messages
 from offbeat.engine import trace
 from offbeat.engine.trace import Trace
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run.execution import Run
-from offbeat.experiment.spec import experiment_files
-from offbeat.presets import load
 from offbeat.training.evaluation import Evaluator
 from waiting import MAX_WAIT_SECONDS, wait_until
 
 # ten evaluations, some forty updates, two tenths of a second
 WORLD = ["--set", "clients=4", "--set", "model=linear", "--until", "600s"]
+RESUME = "offbeat run --resume x"
 
 
 @pytest.fixture(scope="module")
 def digest(tmp_path_factory) -> str:
     """Of the run that nobody stopped."""
-    experiment = experiment_files.with_changes(
-        load("quickstart").experiment, ["clients=4", "model=linear", "until=600s"]
-    )
+    experiment = quickstart("clients=4", "model=linear", "until=600s")
     whole = runs.create_run(tmp_path_factory.mktemp("whole") / "run", experiment)
     runs.execute_run(whole)
     return whole.digest()
@@ -65,9 +63,6 @@ def resume(offbeat, folder: Path) -> str:
     return Run(folder).digest()
 
 
-# ---------------------------------------------------------------- Ctrl-C
-
-
 def test_ctrl_c_leaves_a_run_that_goes_on_to_the_same_digest(offbeat, stopped, digest):
     assert not Run(stopped).complete
     assert resume(offbeat, stopped) == digest
@@ -81,7 +76,7 @@ def test_ctrl_c_before_the_first_event_or_a_second_one_still_says_how_to_go_on(o
         patch.setattr("offbeat.experiment.run.execution.Trace", pressed)
         given = offbeat("run", "quickstart", *WORLD, "--out", "with blank")
     assert given.status == 130
-    assert given.err == "stopped; continue with: offbeat run --resume 'with blank'\n"
+    assert given.err == messages.STOPPED.format("run", "'with blank'")
     assert resume(offbeat, Path("with blank")) == digest
 
 
@@ -103,7 +98,7 @@ def test_a_real_process_stops_when_asked_and_keeps_others_out_while_it_runs(offb
     try:
         wait_until(lambda: list(Path("x/checkpoint").glob("*.json")))
         process.send_signal(signal.SIGSTOP)  # so that it is still at it when we look
-        refused(offbeat("run", "--resume", "x"), "x is in use by another process", status=1)
+        refused(offbeat("run", "--resume", "x"), messages.IN_USE, status=1)
         assert offbeat("show", "x").status == 0  # but reading is free
         process.send_signal(number)
         process.send_signal(signal.SIGCONT)
@@ -115,9 +110,6 @@ def test_a_real_process_stops_when_asked_and_keeps_others_out_while_it_runs(offb
     assert err.startswith("stopped at ")
     assert err.endswith("offbeat run --resume x\n")
     assert resume(offbeat, Path("x")) == Run(Path("whole")).digest()
-
-
-# ---------------------------------------------------------------- damage
 
 
 def checkpoints(folder: Path) -> list[Path]:
@@ -143,17 +135,9 @@ def test_damaged_tensors_give_way_too(offbeat, stopped, digest):
 def test_when_all_checkpoints_are_damaged_it_says_so_and_removes_nothing(offbeat, stopped):
     for path in checkpoints(stopped):
         path.write_text("scratched")
-    before = contents(stopped)
-    given = offbeat("run", "--resume", stopped)
-    refused(
-        given,
-        "no usable checkpoint in stopped/checkpoint",
-        "damaged",
-        "to start over, remove stopped/checkpoint",
-        status=1,
-    )
-    after = contents(stopped)
-    assert {name: after[name] for name in before} == before
+    with unchanged(stopped):
+        words = (messages.NO_CHECKPOINT, "damaged", messages.START_OVER.format("stopped"))
+        refused(offbeat("run", "--resume", stopped), *words, status=1)
 
 
 def test_without_its_checkpoints_a_run_starts_over(offbeat, stopped, digest):
@@ -167,18 +151,15 @@ def test_a_trace_that_is_gone_or_damaged_is_noticed(offbeat, stopped):
     for rest in stopped.glob("run.sqlite?*"):
         rest.unlink()
     trace.write_bytes(b"this is not a database, and it is longer than a page header" * 100)
-    refused(offbeat("run", "--resume", stopped), "stopped/run.sqlite", "not a database", status=1)
-    refused(offbeat("show", stopped), "stopped/run.sqlite", "not a database", status=1)
+    for command in ("run", "--resume"), ("show",):
+        refused(offbeat(*command, stopped), *messages.NO_DATABASE, status=1)
     trace.unlink()
-    refused(offbeat("run", "--resume", stopped), "stopped/run.sqlite is missing", status=1)
+    refused(offbeat("run", "--resume", stopped), messages.MISSING.format("stopped/run.sqlite"), status=1)
 
 
 def test_a_damaged_experiment_file_is_noticed(offbeat, stopped):
     (stopped / "experiment.yaml").write_bytes(b"\xff\xfe")
-    refused(offbeat("run", "--resume", stopped), "stopped/experiment.yaml: not a text file")
-
-
-# ---------------------------------------------------------------- a full disk
+    refused(offbeat("run", "--resume", stopped), messages.NO_TEXT)
 
 
 def test_a_disk_that_fills_up_while_checkpointing_loses_nothing(offbeat, monkeypatch, digest):
@@ -192,7 +173,7 @@ def test_a_disk_that_fills_up_while_checkpointing_loses_nothing(offbeat, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", sync)
         given = offbeat("run", "quickstart", *WORLD, "--checkpoint-every", 0, "--out", "x")
-    refused(given, "cannot write x/checkpoint/", "No space left on device", "offbeat run --resume x", status=1)
+    refused(given, messages.CANNOT_WRITE.format("x/checkpoint/"), messages.NO_SPACE, RESUME, status=1)
     assert len(checkpoints(Path("x"))) in (2, 3)  # the one that was being written may be there already
     assert not list(Path("x/checkpoint").glob("*.tmp"))
     assert resume(offbeat, Path("x")) == digest
@@ -211,7 +192,7 @@ def test_a_disk_that_fills_up_under_the_trace_loses_nothing(offbeat, monkeypatch
     with monkeypatch.context() as patch:
         patch.setattr(trace, "insert_rows", cramped)
         given = offbeat("run", "quickstart", *WORLD, "--checkpoint-every", 0, "--out", "x")
-    refused(given, "x/run.sqlite", "database or disk is full", "offbeat run --resume x", status=1)
+    refused(given, "x/run.sqlite", messages.DISK_FULL, RESUME, status=1)
     assert len(checkpoints(Path("x"))) == 2
     assert resume(offbeat, Path("x")) == digest
 
@@ -222,7 +203,7 @@ def test_a_disk_that_fills_up_at_the_very_end_loses_nothing(offbeat, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(Trace, "set_facts", full)
-        refused(offbeat("run", "quickstart", *WORLD, "--out", "x"), "disk is full", "offbeat run --resume x", status=1)
+        refused(offbeat("run", "quickstart", *WORLD, "--out", "x"), messages.DISK_FULL, RESUME, status=1)
     assert not Run(Path("x")).complete
     assert resume(offbeat, Path("x")) == digest
 
@@ -232,10 +213,6 @@ def test_a_disk_that_is_full_from_the_start_leaves_no_folder(offbeat, monkeypatc
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "fsync", full)
-    refused(
-        offbeat("run", "quickstart", *WORLD, "--out", "x"),
-        "cannot create the run folder x",
-        "No space left on device",
-        status=1,
-    )
+    result = offbeat("run", "quickstart", *WORLD, "--out", "x")
+    refused(result, messages.CANNOT_CREATE.format("x"), messages.NO_SPACE, status=1)
     assert not Path("x").exists()

@@ -8,8 +8,9 @@ import signal
 from pathlib import Path
 
 import pytest
-from command_line import TINY, contents, refused, start
+from command_line import TINY, refused, start, unchanged
 
+from cli import messages
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.experiment import comparison as comparing
@@ -46,24 +47,12 @@ def test_the_table_tells_what_the_runs_are(offbeat, swept):
     heading, *lines, note, figure = swept.out.splitlines()
     assert note.startswith("> t (k of n): ")
     assert heading.split() == ["strategy", "strategy.k", "clients", "final", "acc", "time", "to", "acc=0.9"]
-    assert [line.split()[:3] for line in lines] == [
-        ["fedasync", "–", "3"],
-        ["fedasync", "–", "4"],
-        ["fedbuff", "1", "3"],
-        ["fedbuff", "1", "4"],
-        ["fedbuff", "3", "3"],
-        ["fedbuff", "3", "4"],
-    ]
+    methods = [("fedasync", "–"), ("fedbuff", "1"), ("fedbuff", "3")]
+    assert [line.split()[:3] for line in lines] == [[*method, clients] for method in methods for clients in "34"]
     assert figure == "figure: x/sensitivity.png"
     told = json.loads(offbeat("show", "x", "--json").out, parse_constant=pytest.fail)
-    assert [(row["updates"], row["versions"]) for row in told["rows"]] == [
-        (9, 9),
-        (12, 12),
-        (9, 9),
-        (12, 12),
-        (9, 3),
-        (12, 4),
-    ]
+    counts = [(row["updates"], row["versions"]) for row in told["rows"]]
+    assert counts == [(9, 9), (12, 12), (9, 9), (12, 12), (9, 3), (12, 4)]
     assert told["over"] == {"strategy.k": ["1", "3"], "clients": ["3", "4"]}
     assert told["rows"][2]["settings"] == {"strategy.k": "1", "clients": "3"}
     # mean and sample deviation of two seeds: (a + b) / 2 and |a - b| / √2
@@ -84,17 +73,15 @@ def test_one_that_was_stopped_is_shown_and_finished(offbeat, swept, monkeypatch)
         patch.setattr(comparing, "execute_comparison", lambda *_: False)
         told = offbeat("sweep", "quickstart", *EVEN, *GRID, "--seeds", 2, "--out", "y")
     assert told.status == 130
-    assert told.err.endswith("stopped; continue with: offbeat sweep --resume y\n")
+    assert told.err.endswith(messages.STOPPED.format("sweep", "y"))
     runs.execute_run(Run(Path("y/fedasync-clients-3-seed0")))
     runs.execute_run(Run(Path("y/fedasync-clients-3-seed1")), lambda status: True)
-    before = contents(Path("y"))
-    half = offbeat("show", "y")
-    after = contents(Path("y"))
-    assert {name: after[name] for name in before} == before
+    with unchanged(Path("y")):
+        half = offbeat("show", "y")
     assert half.status == 0
     assert half.out.splitlines()[1].endswith("1 of 2")
     assert half.out.splitlines()[2].endswith("0 of 2")
-    assert half.err == "11 of 12 runs are not finished; continue with: offbeat sweep --resume y\n"
+    assert half.err == messages.UNFINISHED_SWEEP
     assert json.loads(offbeat("show", "y", "--json").out)["rows"][0]["done"] == 1
 
     whole = offbeat("sweep", "--resume", "y")
@@ -140,33 +127,14 @@ def test_misfits_are_said_once_a_method(offbeat, monkeypatch):
     monkeypatch.setattr(comparing, "execute_comparison", lambda *_: False)
     given = ["--strategies", "fedbuff", "--over", "training.lr=0.1,0.2,0.3", "--seeds", 2]
     told = offbeat("sweep", "quickstart", *TINY, *given, "--out", "x")
-    assert told.err.count("warning: fedbuff: strategy.k = 5 exceeds the 4 clients") == 1
+    assert told.err.count(f"warning: fedbuff: {messages.BUFFER_TOO_LARGE}") == 1
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ([], ["give at least one --over"]),
-        (["--over", "strategy.kk=1"], ["unknown setting 'kk'"]),
-        (["--over", "strategy=fedavg,fedbuff"], ["--strategies"]),
-        (["--over", "clients=4,0"], ["clients = 0"]),
-        (["--over", "partition.alpha=1,0.001", "--set", "clients=100"], ["dirichlet alpha=0.001"]),
-        (["--over", "training.lr=0.1", "--set", "strategy.k=2"], ["--set strategy.k=2", "--strategies"]),
-    ],
-)
-def test_a_sweep_that_cannot_be_meant_is_refused_and_leaves_no_folder(offbeat, arguments, words):
-    refused(offbeat("sweep", "quickstart", *TINY, "--strategies", "fedbuff", *arguments), *words)
-    assert list(Path().iterdir()) == []
-
-
-def test_resume_takes_a_sweep_as_it_is(offbeat, monkeypatch):
+def test_a_sweep_is_resumed_as_a_sweep_and_not_overwritten(offbeat, monkeypatch):
     monkeypatch.setattr(comparing, "execute_comparison", lambda *_: False)
     offbeat("sweep", "quickstart", *TINY, "--over", "clients=2,4", "--strategies", "fedavg", "--seeds", 1, "--out", "x")
     offbeat("compare", "quickstart", *TINY, "--strategies", "fedavg", "--seeds", 1, "--out", "y")
-    refused(offbeat("sweep", "--resume", "x", "--over", "clients=3"), "--resume continues with the stored settings")
-    refused(offbeat("sweep", "--resume", "y"), "y is a comparison", "offbeat compare --resume y")
-    refused(offbeat("sweep"), "or --resume DIR")
-    refused(offbeat("sweep", "--resume", "nowhere"), "nowhere is not a comparison")
-    refused(offbeat("show", "x", "--reference", "fedavg clients=2"), "is a sweep, without speed-ups")
+    refused(offbeat("sweep", "--resume", "y"), *messages.IS_COMPARISON)
+    refused(offbeat("show", "x", "--reference", "fedavg clients=2"), messages.IS_SWEEP)
     again = ["--over", "clients=2", "--strategies", "fedavg", "--out", "x"]
-    refused(offbeat("sweep", "quickstart", *TINY, *again), "already holds", "'offbeat sweep --resume x'")
+    refused(offbeat("sweep", "quickstart", *TINY, *again), *messages.HOLDS_SWEEP)

@@ -7,12 +7,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_line import Call, contents, refused
+from command_line import Call, contents, quickstart, refused, unchanged
 from damaged_runs import stop_after
 
+from cli import messages
 from offbeat.experiment.run.execution import Run, create_run
-from offbeat.experiment.spec import experiment_files
-from offbeat.presets import load
 
 STRATEGY = '''
 """A strategy of one's own."""
@@ -85,8 +84,7 @@ def written() -> None:
 
 def stopped(offbeat: Call) -> Run:
     """A run that was stopped after sixteen events."""
-    changes = ["clients=4", "until=200s", *CHANGES]
-    run = create_run(Path("stopped"), experiment_files.with_changes(load("quickstart").experiment, changes))
+    run = create_run(Path("stopped"), quickstart("clients=4", "until=200s", *CHANGES))
     stop_after(run, 16)
     assert not run.complete
     return run
@@ -143,9 +141,6 @@ def test_every_worker_trains_it(offbeat: Call, worker: str) -> None:
     assert json.loads(offbeat("show", "a", "--json").out)["complete"]
 
 
-# ---------------------------------------------------------------- stopped and resumed
-
-
 def test_a_stopped_run_goes_on_to_the_same_bits(offbeat: Call) -> None:
     assert offbeat("run", "quickstart", *FOUR, *OWN, "--out", "whole").status == 0
     run = stopped(offbeat)
@@ -156,11 +151,12 @@ def test_a_stopped_run_goes_on_to_the_same_bits(offbeat: Call) -> None:
 @pytest.mark.parametrize("name", ["mine.py", "helping_mine.py", "net.py"])
 def test_a_file_that_was_edited_is_refused_by_name_and_nothing_is_touched(offbeat: Call, name: str) -> None:
     stopped(offbeat)
-    before, text = contents(Path("stopped")), Path(name).read_text()
+    text = Path(name).read_text()
     Path(name).write_text(f"{text}\nraise SystemExit('it was run')\n")
-    for _ in range(2):
-        refused(offbeat("run", "--resume", "stopped"), f"stopped: {name} changed since the run was made", status=1)
-    assert contents(Path("stopped")) == before
+    with unchanged(Path("stopped")):
+        for _ in range(2):
+            words = f"stopped: {name} {messages.CHANGED_SINCE_MADE}"
+            refused(offbeat("run", "--resume", "stopped"), words, status=1)
     Path(name).write_text(text)
     assert offbeat("run", "--resume", "stopped").status == 0
 
@@ -196,7 +192,7 @@ def test_a_copy_that_was_edited_is_refused(offbeat: Call) -> None:
     Path("mine.py").unlink()
     copy = next(Path("stopped/code").rglob("mine.py"))
     copy.write_text(copy.read_text().replace("0.5", "0.6"))
-    refused(offbeat("run", "--resume", "stopped"), "mine.py changed since the run was made", status=1)
+    refused(offbeat("run", "--resume", "stopped"), f"mine.py {messages.CHANGED_SINCE_MADE}", status=1)
     assert not run.complete
 
 
@@ -206,7 +202,7 @@ def test_looking_at_a_run_runs_nobodys_code(offbeat: Call) -> None:
         Path(name).write_text("raise SystemExit('it was run')\n")
     assert offbeat("show", "whole").status == 0
     assert offbeat("export", "whole", "--out", "model.safetensors").status == 0
-    assert "already complete" in offbeat("run", "--resume", "whole").err
+    assert offbeat("run", "--resume", "whole").err == messages.COMPLETE
 
 
 def test_neither_a_page_nor_the_model_of_a_stopped_run_runs_it(offbeat: Call) -> None:
@@ -215,11 +211,10 @@ def test_neither_a_page_nor_the_model_of_a_stopped_run_runs_it(offbeat: Call) ->
     for name in ("mine.py", "net.py"):
         Path(name).write_text(f"{Path(name).read_text()}\nfrom pathlib import Path\nPath('it was run').touch()\n")
     assert offbeat("show", "stopped", "--figure", "page.html").status == 0
-    refused(offbeat("export", "stopped"), "sites is user code, which is not executed here")
+    refused(offbeat("export", "stopped"), messages.USER_DATA)
     assert not Path("it was run").exists()
     Path("mine.py").write_text(text)
-    changes = ["clients=4", "until=200s", "strategy=mine.py:Mine"]
-    run = create_run(Path("own"), experiment_files.with_changes(load("quickstart").experiment, changes))
+    run = create_run(Path("own"), quickstart("clients=4", "until=200s", "strategy=mine.py:Mine"))
     stop_after(run, 16)
     Path("mine.py").write_text(f"{text}\nraise SystemExit('it was run')\n")
     assert offbeat("export", "own", "--out", "model.safetensors").status == 0  # a strategy is no part of a model
@@ -229,25 +224,20 @@ def test_a_finished_run_whose_copies_were_edited_is_refused(offbeat: Call) -> No
     assert offbeat("run", "quickstart", *FOUR, *OWN, "--out", "whole").status == 0
     copy = next(Path("whole/code").rglob("mine.py"))
     copy.write_text("")
-    refused(offbeat("show", "whole"), "mine.py changed since the run ended", status=1)
-
-
-# ---------------------------------------------------------------- what goes wrong
+    refused(offbeat("show", "whole"), f"mine.py {messages.CHANGED_SINCE_END}", status=1)
 
 
 def test_mistakes_are_one_line(offbeat: Call) -> None:
-    refused(offbeat("run", "quickstart", "--set", "strategy=mime.py:Mine"), "mime.py")
-    refused(offbeat("run", "quickstart", "--set", "strategy=mine.py:Mune"), "did you mean 'Mine'?")
-    refused(offbeat("run", "quickstart", "--set", "strategy=mine.py:Mine", "--set", "strategy.rats=1"), "'rate'")
-    refused(offbeat("compare", "quickstart", "--strategies", "fedavg,mine.py"), "write mine.py:Mine")
+    for command, words in messages.INVALID_USER_CODE:
+        refused(offbeat(*command.split()), words)
     assert not Path("runs").exists()
 
 
 def test_what_it_raises_while_it_runs_is_one_line_that_names_it(offbeat: Call) -> None:
     Path("mine.py").write_text(STRATEGY.replace("state.seen.count += 1", "state.seen.cuont += 1"))
-    line = "mine.py line 28: AttributeError: 'Seen' object has no attribute 'cuont'"
     tiny = (*FOUR, "--set", "model=linear")
-    refused(offbeat("run", "quickstart", *tiny, "--set", "strategy=mine.py:Mine"), line, "in your own code", status=1)
+    result = offbeat("run", "quickstart", *tiny, "--set", "strategy=mine.py:Mine")
+    refused(result, messages.IN_OWN_CODE, "in your own code", status=1)
     given = offbeat("compare", "quickstart", *tiny, "--strategies", "mine.py:Mine", "--seeds", 1)
     assert given.status == 1
-    assert line in given.err
+    assert messages.IN_OWN_CODE in given.err

@@ -13,17 +13,20 @@ import numpy as np
 import pytest
 from command_line import refused
 
+from cli import messages
 from offbeat.cli.shared_options import data_arguments
 from offbeat.core.errors import ConfigError
-from offbeat.experiment.run.execution import Run
-from offbeat.experiment.spec import experiment_files, experiment_paths
+from offbeat.experiment import comparison, parameter_sweep
+from offbeat.experiment.run.execution import Run, create_run
+from offbeat.experiment.spec import Experiment, experiment_files, experiment_paths
 from offbeat.scenario import data as datasets
 
-EXPERIMENT = """
-data: {name: npz, folder: hospitals}
+DELAYS = "{name: per_client, means: [10.0, 20.0, 30.0], jitter: 0.0}"
+EXPERIMENT = f"""
+data: {{name: npz, folder: hospitals}}
 partition: natural
 model: linear
-delays: {name: per_client, means: [10.0, 20.0, 30.0], jitter: 0.0}
+delays: {DELAYS}
 until: 105s
 """
 
@@ -42,15 +45,17 @@ def hospitals(folder: Path, names: tuple[str, ...] = ("bern", "geneva", "zug")) 
     return folder
 
 
+def stored(folder: str) -> Experiment:
+    """Return the experiment of a run folder."""
+    return experiment_files.read_experiment(Path(folder, "experiment.yaml"))
+
+
 @pytest.fixture
 def study() -> Path:
     """An experiment file beside its data, in a folder that is not where we are."""
     hospitals(Path("work/hospitals"))
     Path("work/study.yaml").write_text(EXPERIMENT)
     return Path("work/study.yaml")
-
-
-# ---------------------------------------------------------------- names
 
 
 def test_sites_are_called_what_their_files_are(offbeat, study):
@@ -107,22 +112,15 @@ def test_clients_without_names_are_numbers(offbeat):
 
 def test_very_many_names_are_not_all_told(offbeat):
     hospitals(Path("work/hospitals"), tuple(f"site-{i}" for i in range(41)))
-    Path("work/study.yaml").write_text(
-        EXPERIMENT.replace("delays: {name: per_client, means: [10.0, 20.0, 30.0], jitter: 0.0}", "")
-    )
+    Path("work/study.yaml").write_text(EXPERIMENT.replace(f"delays: {DELAYS}", ""))
     offbeat("run", "work/study.yaml", "--out", "r")
     assert "site-" not in offbeat("show", "r").out
     assert len(json.loads(offbeat("show", "r", "--json").out)["by_client"]) == 41
 
 
-# ---------------------------------------------------------------- paths
-
-
 def test_paths_in_a_file_begin_where_the_file_lies(offbeat, study, monkeypatch):
     assert offbeat("run", study, "--out", "r").status == 0
-    assert experiment_files.read_experiment(Path("r/experiment.yaml")).data.folder == str(
-        Path("work/hospitals").absolute()
-    )
+    assert stored("r").data.folder == str(Path("work/hospitals").absolute())
     monkeypatch.chdir("work")
     assert offbeat("run", "../r/experiment.yaml", "--out", "again").status == 0  # as command.txt says, from anywhere
     assert Run(Path("again")).digest() == Run(Path("../r")).digest()
@@ -131,21 +129,15 @@ def test_paths_in_a_file_begin_where_the_file_lies(offbeat, study, monkeypatch):
 def test_what_is_not_beside_the_file_is_below_the_data_root(offbeat, study):
     shutil.move("work/hospitals", "root/hospitals")
     assert offbeat("run", study, "--data", "root", "--out", "r").status == 0
-    assert experiment_files.read_experiment(Path("r/experiment.yaml")).data.folder == "hospitals"
+    assert stored("r").data.folder == "hospitals"
 
 
 def test_recordings_lie_beside_the_file_too(offbeat, study):
     rows = "".join(f"{client},0,0.5\n" for client in range(3))
     Path("work/speeds.csv").write_text("client,t,seconds_per_step\n" + rows)
-    Path("work/study.yaml").write_text(
-        EXPERIMENT.replace(
-            "{name: per_client, means: [10.0, 20.0, 30.0], jitter: 0.0}", "{name: trace, path: speeds.csv}"
-        )
-    )
+    Path("work/study.yaml").write_text(EXPERIMENT.replace(DELAYS, "{name: trace, path: speeds.csv}"))
     assert offbeat("run", study, "--out", "r").status == 0
-    assert experiment_files.read_experiment(Path("r/experiment.yaml")).delays.path == str(
-        Path("work/speeds.csv").absolute()
-    )
+    assert stored("r").delays.path == str(Path("work/speeds.csv").absolute())
 
 
 def test_a_path_that_is_typed_begins_where_one_stands(offbeat, study):
@@ -154,45 +146,33 @@ def test_a_path_that_is_typed_begins_where_one_stands(offbeat, study):
     assert set(Run(Path("r")).client_names().values()) == {"basel", "chur", "lugano"}
 
 
-# ---------------------------------------------------------------- all owners
-
-
-def test_clients_left_out_are_all_owners(study):
-    experiment, left_open = experiment_paths.resolve_experiment(experiment_files.read_values(study), study)
-    assert (experiment.clients, left_open) == (3, True)
-
-
-def test_clients_that_are_told_are_so_many(study):
-    study.write_text(f"{EXPERIMENT}clients: 2\n")
-    experiment, left_open = experiment_paths.resolve_experiment(experiment_files.read_values(study), study)
-    assert (experiment.clients, left_open) == (2, False)
+@pytest.mark.parametrize(("more", "expected"), [("", (3, True)), ("clients: 2\n", (2, False))])
+def test_without_a_number_all_owners_are_clients(study, more, expected):
+    study.write_text(EXPERIMENT + more)
+    experiment, all_owners = experiment_paths.resolve_experiment(experiment_files.read_values(study), study)
+    assert (experiment.clients, all_owners) == expected
 
 
 def test_owners_are_counted_in_the_data_that_is_used(offbeat, study):
     hospitals(Path("others"), ("basel", "chur"))
     assert offbeat("run", study, "--set", "data.folder=others", "--out", "two").status == 0
-    assert experiment_files.read_experiment(Path("two/experiment.yaml")).clients == 2
+    assert stored("two").clients == 2
     assert offbeat("run", study, "--set", "clients=1", "--out", "one").status == 0
-    assert experiment_files.read_experiment(Path("one/experiment.yaml")).clients == 1
+    assert stored("one").clients == 1
 
 
 def test_all_of_too_few_delays_are_one_line(study):
     study.write_text(EXPERIMENT.replace("20.0, 30.0", "20.0"))
-    with pytest.raises(ConfigError, match="2 means for 3 clients"):
+    with pytest.raises(ConfigError, match=messages.TOO_FEW_MEANS):
         experiment_paths.resolve_experiment(experiment_files.read_values(study), study)
-
-
-# ---------------------------------------------------------------- --data
 
 
 @pytest.fixture
 def stopped(offbeat, study) -> Path:
     """A run that has not begun, whose data lies in a data root of its own."""
     shutil.move("work/hospitals", "root/hospitals")
-    from offbeat.experiment.run import execution as runs
-
     assert offbeat("run", study, "--data", "root", "--out", "whole").status == 0
-    return runs.create_run(Path("stopped"), experiment_files.read_experiment(Path("whole/experiment.yaml"))).folder
+    return create_run(Path("stopped"), stored("whole")).folder
 
 
 def test_a_run_remembers_its_data(offbeat, stopped, monkeypatch):
@@ -211,41 +191,29 @@ def test_a_command_to_go_on_names_the_data_only_if_it_was_moved(stopped, monkeyp
     assert data_arguments(stopped) == []
 
 
-def test_a_comparison_remembers_its_data(offbeat, stopped, study, monkeypatch):
-    from offbeat.experiment import comparison
-
-    comparison.create_comparison(
-        Path("c"), {"fedasync": experiment_files.read_experiment(stopped / "experiment.yaml")}, [0]
-    )
-    monkeypatch.setenv("OFFBEAT_DATA", "")
-    assert offbeat("compare", "--resume", "c").status == 0
-
-
-def test_a_sweep_remembers_its_data(offbeat, stopped, monkeypatch):
-    from offbeat.experiment import parameter_sweep
-
-    experiment = experiment_files.read_experiment(stopped / "experiment.yaml")
+def test_a_comparison_and_a_sweep_remember_their_data(offbeat, stopped, study, monkeypatch):
+    experiment = stored("stopped")
+    comparison.create_comparison(Path("c"), {"fedasync": experiment}, [0])
     over = parameter_sweep.parse_swept_settings(["until=20s,30s"])
-    parameter_sweep.create_sweep(Path("c"), parameter_sweep.combinations({"fedasync": experiment}, over), over, [0])
-    monkeypatch.setenv("OFFBEAT_DATA", "")
-    assert offbeat("sweep", "--resume", "c").status == 0
+    parameter_sweep.create_sweep(Path("s"), parameter_sweep.combinations({"fedasync": experiment}, over), over, [0])
+    for verb, folder in (("compare", "c"), ("sweep", "s")):
+        monkeypatch.setenv("OFFBEAT_DATA", "")
+        assert offbeat(verb, "--resume", folder).status == 0
 
 
 def test_data_that_was_moved_is_asked_for_in_one_line(offbeat, stopped, monkeypatch):
     shutil.move("root", "elsewhere")
     monkeypatch.setenv("OFFBEAT_DATA", "")
-    refused(offbeat("run", "--resume", stopped), f"the run's data was in {Path('root').absolute()}", "--data DIR")
+    refused(offbeat("run", "--resume", stopped), messages.DATA_MOVED.format(Path("root").absolute()), "--data DIR")
     assert offbeat("run", "--resume", stopped, "--data", "elsewhere").status == 0
 
 
 def test_a_folder_beside_the_file_that_was_moved_is_found_again(offbeat, study):
-    from offbeat.experiment.run import execution as runs
-
     assert offbeat("run", study, "--out", "r").status == 0
-    made = runs.create_run(Path("stopped"), experiment_files.read_experiment(Path("r/experiment.yaml")))
+    made = create_run(Path("stopped"), stored("r"))
     shutil.move("work/hospitals", "elsewhere/hospitals")
     datasets._load.cache_clear()  # of this process: who resumes is another
     where = Path("work/hospitals").absolute()
-    refused(offbeat("run", "--resume", made.folder), f"{where} is missing", "--data")
+    refused(offbeat("run", "--resume", made.folder), messages.MISSING.format(where), "--data")
     assert offbeat("run", "--resume", made.folder, "--data", "elsewhere").status == 0
     assert Run(made.folder).digest() == Run(Path("r")).digest()

@@ -6,6 +6,7 @@ from math import isnan, nan
 
 import pytest
 
+from metrics import messages
 from offbeat.core.errors import ConfigError
 from offbeat.engine.trace import Trace
 from offbeat.engine.until import Target
@@ -51,15 +52,14 @@ def test_the_shared_target_is_reached_by_every_method():
     highest = curves.shared_target(by_method, "mae", higher=False)  # less is better: the worst is the highest
     assert highest is not None
     assert highest.value == pytest.approx(0.9 / 0.95)
-    with pytest.raises(ConfigError, match=r"share = 2 must be in \(0, 1\]"):
+    with pytest.raises(ConfigError, match=messages.INVALID_SHARE):
         curves.shared_target(by_method, "acc", True, share=2)
 
 
 def test_a_diverged_method_sets_no_target():
     broken = [Curve([0, 1], [0.1, nan])]
-    assert curves.shared_target({"a": [Curve([0, 1], [0.1, 0.8])], "b": broken}, "acc", True) == Target(
-        "acc", 0.8 * 0.95, True
-    )
+    by_method = {"a": [Curve([0, 1], [0.1, 0.8])], "b": broken}
+    assert curves.shared_target(by_method, "acc", True) == Target("acc", 0.8 * 0.95, True)
     assert curves.shared_target({"b": broken}, "acc", True) is None
 
 
@@ -71,7 +71,7 @@ def test_relative_time_is_divided_by_that_of_the_reference():
     assert (times["fedavg"], times["mine"]) == (1.0, pytest.approx(15 / 20))
     assert isnan(times["never"])
     assert curves.relative_times(by_method, Target("acc", 0.6), "mine")["fedavg"] == pytest.approx(20 / 15)
-    with pytest.raises(ConfigError, match="unknown method 'fedawg': did you mean 'fedavg'"):
+    with pytest.raises(ConfigError, match=messages.UNKNOWN_METHOD):
         curves.relative_times(by_method, Target("acc", 0.6), "fedawg")
 
 

@@ -8,6 +8,7 @@ from math import nan
 
 import pytest
 
+from metrics import messages
 from offbeat.engine.until import Target
 from offbeat.metrics import measures
 from offbeat.metrics.measures import MEASURES, Measure, Placement, number_formatter
@@ -99,37 +100,28 @@ def test_the_table_of_the_readme(summary):
 
 def test_show_has_a_line_for_each_measure_with_a_value(summary):
     lines = dict(measures.summary_lines(summary))
-    assert (lines["mae of the slowest ¼"], lines["best mae"], lines["lost"], lines["downloaded"]) == (
-        "0.5000",
-        "0.2000",
-        "2",
-        "1.0 kB",
-    )
+    expected = {"mae of the slowest ¼": "0.5000", "best mae": "0.2000", "lost": "2", "downloaded": "1.0 kB"}
+    assert {name: lines[name] for name in expected} == expected
     # no update was late, and the rest was not measured
     for absent in ("late", "forgetting of the slowest ¼", "host seconds", "server memory"):
         assert absent not in lines
 
 
 def test_a_warning_names_the_seed_if_seeds_are_known(summary):
-    fallen = replace(summary, refused={}, ended="not finite: a Commit after version 3, which is kept")
+    fallen = replace(summary, refused={}, ended=messages.DIVERGED)
     row = measures.average_over_seeds("mine", [fallen], {}, seeds=[4])
-    assert row.warnings == ("seed 4: not finite: a Commit after version 3, which is kept",)
+    assert row.warnings == (f"seed 4: {messages.DIVERGED}",)
 
 
 def test_nan_is_a_dash():
-    assert (
-        number_formatter(".2f")(nan),
-        number_formatter(".2f", "×")(2.0),
-        number_formatter(".0f", missing="never")(nan),
-    ) == ("–", "2.00×", "never")
+    formatters = [(number_formatter(".2f"), nan), (number_formatter(".2f", "×"), 2.0)]
+    formatters.append((number_formatter(".0f", missing="never"), nan))
+    assert [formatter(value) for formatter, value in formatters] == ["–", "2.00×", "never"]
 
 
 def test_a_run_that_fell_back_or_refused_most_answers_has_a_warning(summary):
-    fallen = replace(summary, ended="not finite: a Commit after version 3, which is kept; tickets since: 7")
+    fallen = replace(summary, ended=messages.DIVERGED)
     few = replace(summary, updates=2, rejected=0, refused={"numbers that are not finite": 5})
     row = measures.average_over_seeds("mine", [replace(summary, refused={}), fallen, few], {})
-    assert row.warnings == (
-        "run 1: not finite: a Commit after version 3, which is kept; tickets since: 7",
-        "run 2: 5 of 7 answers were refused, 5 for numbers that are not finite: the model is based on few updates",
-    )
+    assert row.warnings == (f"run 1: {messages.DIVERGED}", f"run 2: {messages.MOST_REFUSED}")
     assert row.as_json()["warnings"] == list(row.warnings)

@@ -15,8 +15,6 @@ from offbeat.metrics.seed_statistics import (
     t_quantile,
 )
 
-# ---------------------------------------------------------------- Student's t
-
 
 @pytest.mark.parametrize(
     ("degrees", "printed"),
@@ -35,9 +33,6 @@ def test_t_quantiles_of_one_and_two_degrees_match_the_closed_forms():
     # other levels: 99 % of 5 degrees of freedom is 4.032, 90 % of 4 is 2.132
     assert t_quantile(5, 0.99) == pytest.approx(4.032, abs=5e-4)
     assert t_quantile(4, 0.90) == pytest.approx(2.132, abs=5e-4)
-
-
-# ---------------------------------------------------------------- means and differences
 
 
 def test_an_interval_is_the_mean_plus_or_minus_t_standard_errors():
@@ -95,9 +90,6 @@ def test_zero_at_the_bound_is_not_excluded():
     assert Interval(mean=-1.0, half=0.99, seeds=3).excludes_zero
 
 
-# ---------------------------------------------------------------- censored times
-
-
 def test_the_restricted_mean_is_the_mean_if_all_seeds_reached_the_target():
     assert restricted_mean([(300.0, 1000.0), (500.0, 1000.0), (400.0, 1000.0)]) == pytest.approx(400.0)
 
@@ -122,9 +114,6 @@ def test_equal_times_are_counted_together_and_a_seed_censored_then_is_still_at_r
 
 def test_no_seeds_have_no_time():
     assert isnan(restricted_mean([]))
-
-
-# ---------------------------------------------------------------- ranks
 
 
 def test_ranks_are_averaged_over_settings():

@@ -13,9 +13,13 @@ import pytest
 from handwritten_runs import empty_run, write_run
 
 from offbeat.core.errors import ConfigError, RunError
+from offbeat.engine.trace import Trace
+from offbeat.engine.trace_file import TraceDigest
+from offbeat.engine.until import Until
 from offbeat.experiment import comparison
-from offbeat.experiment.run import run_lock
+from offbeat.experiment.run import checksums, run_lock
 from offbeat.results.dashboard import Dashboard
+from results import messages
 
 Answer = tuple[int, str]
 
@@ -47,7 +51,7 @@ def home(tmp_path_factory) -> Path:
     """A run that ended, one that was stopped, one that has not begun, a comparison, and one that is damaged."""
     home = tmp_path_factory.mktemp("runs")
     ended(home / "done", "fedbuff")
-    write_run(home / "deeper" / "half", "fedavg", ended=None, until=_until(200.0))
+    write_run(home / "deeper" / "half", "fedavg", ended=None, until=Until(seconds=200.0))
     empty_run(home / "fresh", "fedasync")[1].close()
     (home / "fresh" / "run.sqlite").unlink(missing_ok=True)
     experiments = {"a<b>": write_run(home / "x", "fedavg").experiment()}
@@ -60,18 +64,8 @@ def home(tmp_path_factory) -> Path:
     return home
 
 
-def _until(seconds: float):
-    from offbeat.engine.until import Until
-
-    return Until(seconds=seconds)
-
-
 def ended(path: Path, strategy: str) -> None:
     """With the checksums of a run that came to its end."""
-    from offbeat.engine.trace import Trace
-    from offbeat.engine.trace_file import TraceDigest
-    from offbeat.experiment.run import checksums
-
     run = write_run(path, strategy)
     trace = Trace(run.trace_file)
     trace.digest_so_far = TraceDigest.from_database(trace.db)
@@ -89,14 +83,9 @@ def server(home) -> Iterator[Dashboard]:
 def test_the_list_has_all_runs_with_their_state(server):
     status, text = ask(server, "/")
     assert status == 200
-    assert 'value="done"' in text
-    assert "finished (seconds)" in text
-    assert "50%, not running" in text  # 100 of 200 seconds
-    assert "0%, not started" in text
-    assert "0 of 1 runs" in text
-    assert "acc 0.900" in text
-    assert "a&lt;b&gt;, seed 0" in text
-    assert "broken/experiment.yaml" in text
+    states = ("finished (seconds)", "50%, not running", "0%, not started", "0 of 1 runs")  # 100 of 200 seconds
+    for word in ('value="done"', *states, "acc 0.900", "a&lt;b&gt;, seed 0", "broken/experiment.yaml"):
+        assert word in text
     assert "linked" not in text
     assert "secret" not in text
 
@@ -198,7 +187,7 @@ def test_the_folder_may_be_a_run_itself(tmp_path):
 
 
 def test_what_cannot_be_served_is_one_line(tmp_path, server):
-    with pytest.raises(ConfigError, match="nowhere is not a folder"):
+    with pytest.raises(ConfigError, match=messages.NO_FOLDER):
         Dashboard(tmp_path / "nowhere", 0)
-    with pytest.raises(RunError, match="choose another with --port"):
+    with pytest.raises(RunError, match=messages.PORT_IN_USE):
         Dashboard(tmp_path, server.server_port)

@@ -15,6 +15,7 @@ from offbeat.experiment.data_assignment import ClassCounts
 from offbeat.experiment.spec.config import Experiment
 from offbeat.results import figures, report
 from offbeat.scenario.partition import Disjoint, Natural
+from results import messages
 
 HALVES = Experiment(data="digits", clients=2, partition=Disjoint())
 
@@ -40,9 +41,8 @@ def test_data_without_classes_has_one_column() -> None:
 @pytest.mark.parametrize("classes", [3, 100])
 def test_the_suffix_selects_the_format(tmp_path: Path, ending: str, start: bytes, classes: int) -> None:
     path = tmp_path / f"partition.{ending}"
-    figures.save_heatmap(
-        ClassCounts([0, 5, 10, 15], torch.arange(4 * classes).reshape(4, classes)), path, "4 clients, 5 $"
-    )
+    counts = ClassCounts([0, 5, 10, 15], torch.arange(4 * classes).reshape(4, classes))
+    figures.save_heatmap(counts, path, "4 clients, 5 $")
     assert path.read_bytes().startswith(start)
 
 
@@ -60,12 +60,11 @@ def test_results_have_a_page_if_the_data_is_missing(monkeypatch: pytest.MonkeyPa
 
 
 def test_data_without_owners_has_no_natural_clients() -> None:
-    with pytest.raises(DataError, match="natural needs data whose examples have owners"):
+    with pytest.raises(DataError, match=messages.NO_OWNERS):
         build.setup(replace(HALVES, partition=Natural()))
 
 
 @pytest.mark.filterwarnings("error")
 def test_a_long_name_leaves_room_for_the_heat_map(tmp_path):
-    figures.save_heatmap(
-        ClassCounts([0, 1], torch.tensor([[3, 4], [5, 6]]), {0: "x" * 300, 1: "bern"}), tmp_path / "it.png"
-    )
+    counts = ClassCounts([0, 1], torch.tensor([[3, 4], [5, 6]]), {0: "x" * 300, 1: "bern"})
+    figures.save_heatmap(counts, tmp_path / "it.png")

@@ -9,6 +9,7 @@ from handwritten_runs import TARGET, empty_run, write_run
 from offbeat.core.errors import RunError
 from offbeat.metrics.seed_statistics import quantiles_of_counts
 from offbeat.results import series
+from results import messages
 
 
 @pytest.fixture
@@ -87,7 +88,7 @@ def test_runs_that_have_not_begun_are_left_out(tmp_path):
     waiting, _ = empty_run(tmp_path / "waiting", seed=1)
     found = series.collect_series({"fedavg": [write_run(tmp_path / "a"), waiting], "fedbuff": [waiting]})
     assert [(m.name, m.seeds) for m in found.methods] == [("fedavg", [0])]
-    with pytest.raises(RunError, match="no run has started"):
+    with pytest.raises(RunError, match=messages.NOTHING_STARTED):
         series.collect_series({"fedbuff": [waiting]})
 
 

@@ -15,6 +15,7 @@ from offbeat.metrics.seed_statistics import rank_methods
 from offbeat.metrics.trace_summary import Summary
 from offbeat.results import table_formats, tables
 from offbeat.results.tables import Report, ResultTable, SingleRun, UnfinishedRun
+from results import messages
 
 TARGET = Target("acc", 0.9)
 
@@ -113,7 +114,7 @@ def test_unfinished_runs_are_in_no_mean_and_marked(found):
     assert final.rows[2][5:] == ["0.920", "unfinished", "0.740"]
     lost = tables.seed_tables(report(found, "c", ALL))[0]
     assert [row[3] for row in lost.rows[1:]] == ["–", "–"]
-    assert "no run of c is finished: differences to it are missing" in lost.notes
+    assert messages.NO_REFERENCE in lost.notes
 
 
 def test_a_name_that_looks_like_a_bound_has_no_note(found):
@@ -131,11 +132,9 @@ def test_unfinished_runs_are_listed_with_their_progress():
         ["c-seed0", "1000 s, 351 updates, acc 0.810"],
         ["c-seed1", "not started"],
     ]
-    assert result.title == "not finished and not included in any mean; to continue: offbeat compare --resume x"
-    assert (
-        tables.unfinished_table([UnfinishedRun("c", 0, "x", replace(run(0.8), metrics={}))], "").rows[1][1]
-        == "1000 s, 351 updates"
-    )
+    assert result.title == messages.UNFINISHED
+    without_metrics = UnfinishedRun("c", 0, "x", replace(run(0.8), metrics={}))
+    assert tables.unfinished_table([without_metrics], "").rows[1][1] == "1000 s, 351 updates"
 
 
 def test_the_best_is_bold_if_paired_differences_to_all_others_exclude_zero(found):
@@ -174,7 +173,7 @@ def test_runs_with_the_same_metric_share_a_table():
             ["saved", "FedBuff", "–", "0.250", "–", "2.0", "1.5 kB", "25%", "351"],
         ],
     ]  # fmt: skip
-    assert result[0].notes == ("not finished: runs/b", "> : the target was not reached in that time")
+    assert result[0].notes == messages.SIDE_BY_SIDE_NOTES
 
 
 def test_ranks_are_a_table_with_a_column_per_setting():
@@ -186,15 +185,11 @@ def test_ranks_are_a_table_with_a_column_per_setting():
         ["b", "1.75", "0", "1", "2", "1.5"],
     ]
     assert table.title == "ranks over 2 settings, by the final value"
-    assert table.notes == ("not ranked because some setting does not have them: c",)
+    assert table.notes == messages.RANK_NOTES
     three = rank_methods({name: ({"a": 3.0, "b": 2.0, "c": 1.0}, True) for name in "xyz"})
     # 12·3/(3·4) · (1 + 4 + 9 - 12) = 6; exp(-3) = 0.0498
-    assert tables.rank_table(three).notes == (
-        "Friedman test: chi-square 6.00 with 2 degrees of freedom, p = 0.05 (approximate: fewer than ten settings)",
-    )
+    assert tables.rank_table(three).notes == messages.FRIEDMAN_NOTES
 
-
-# ---------------------------------------------------------------- formats
 
 SMALL = ResultTable(
     [["strategy", "final acc ↑", "idle"], ["fed_b", "0.962 ± 0.007", "25%"], ["a&b", "> 60 s (1 of 2)", "–"]],
@@ -268,9 +263,8 @@ def test_pairs_have_no_headings():
 
 
 def test_csv_has_a_line_per_run_and_measure_with_all_digits():
-    text = table_formats.to_csv(
-        [("x", "a,b", 0, True, "final", 0.1 + 0.2), ("x", "c", None, False, "time_to_target", nan)]
-    )
+    records = [("x", "a,b", 0, True, "final", 0.1 + 0.2), ("x", "c", None, False, "time_to_target", nan)]
+    text = table_formats.to_csv(records)
     assert list(csv.reader(io.StringIO(text))) == [
         ["folder", "strategy", "seed", "finished", "measure", "value"],
         ["x", "a,b", "0", "True", "final", "0.30000000000000004"],

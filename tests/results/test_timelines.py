@@ -44,9 +44,8 @@ def test_work_covers_the_bins_of_a_job(trace):
 
 
 def test_a_partly_covered_bin_has_a_share(trace):
-    work = timelines.read_lanes(trace, [1], 3 * END).work[
-        0
-    ]  # bins of 3 seconds: 50 is two thirds into bin 16, 60 begins bin 20
+    # bins of 3 seconds: 50 is two thirds into bin 16, 60 begins bin 20
+    work = timelines.read_lanes(trace, [1], 3 * END).work[0]
     assert work[16] == pytest.approx(1 / 3)
     assert work[17:20].tolist() == [1, 1, 1]
     assert work[20] == pytest.approx(0)
