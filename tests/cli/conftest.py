@@ -4,13 +4,11 @@ import shutil
 from pathlib import Path
 
 import pytest
-from command_line import Answer, Call, answer
+from command_line import Answer, Call, answer, quickstart
 from damaged_runs import CHANGES, kill_after, stop_after
 
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run.execution import Run
-from offbeat.experiment.spec import experiment_files
-from offbeat.presets import load
 
 
 @pytest.fixture(autouse=True)
@@ -32,7 +30,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     `stopped` after Ctrl-C.
     """
     base = tmp_path_factory.mktemp("made")
-    experiment = experiment_files.with_changes(load("quickstart").experiment, CHANGES)
+    experiment = quickstart(*CHANGES)
     runs.execute_run(runs.create_run(base / "whole", experiment))
     kill_after(runs.create_run(base / "running", experiment), 16, keep=base / "killed")
     stop_after(runs.create_run(base / "stopped", experiment), 16)

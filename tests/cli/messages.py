@@ -21,6 +21,11 @@ REFUSED = (
     ("run quickstart TINY --worker inline:3", "inline takes no number"),
     ("run quickstart TINY --client-memory 8", "such as 8GB, 500MB"),
     ("run quickstart TINY --data none", "the folder does not exist"),
+    ("run quickstart TINY --worker processes:0", "from 1 to 1024 processes, not 0"),
+    ("run quickstart TINY --worker proceses", "did you mean 'processes'?"),
+    ("run quickstart --scale quick", "'quickstart' has only one scale"),
+    ("run orthofl/table2-mnist --scale quik", "did you mean 'quick'"),
+    ("run --resume x --scale quick", "--scale"),
     ("run quickstart --track tensorbord", "did you mean 'tensorboard'?"),
     *((f"run quickstart TINY --until '{text}'", "until") for text in ("", "soon", "0s", "-5s", "0updates", "_updates")),
     *((f"run quickstart TINY --until '{text}'", "until") for text in ("acc=", "acc=high", "nan", "1e999s", ",")),
@@ -29,6 +34,7 @@ REFUSED = (
     ("compare quickstart --resume x", "or --resume DIR"),
     ("compare --resume nowhere", "nowhere is not a comparison: it has no compare.json"),
     ("compare --resume x --dry-run", "omit --dry-run"),
+    ("compare --resume x --scale quick", "--scale"),
     ("compare --resume x --strategies fedavg", "--resume continues with the stored settings"),
     ("compare --resume x --seeds 1", "--resume continues with the stored settings"),
     ("compare --resume x --set clients=3", "--resume continues with the stored settings"),
@@ -355,7 +361,10 @@ RUN_ONCE = (
     "fedbuff has the same settings as fedbuff(k=5): it is run once, as fedbuff(k=5)\n",
     "fedavg is named twice: it is run once\n",
 )
-NEVER_BETTER = "the model was never better than at the start"
+RUNS_WITHOUT_LEARNING = (
+    (["--set", "training.lr=1e-30"], "the model was never better than at the start"),
+    (["--until", "1s"], "warning: NOTHING WAS LEARNED: no update was applied in 1 seconds"),
+)
 NEW_SITE = (
     "hospital-a.py is written: insert your model and data, then check it with\n"
     "  offbeat join --check --data hospital-a.py\n"
@@ -382,3 +391,7 @@ NOTHING_COPIED = ("empty: contains no runs", "kept: this is the store or a part 
 PAGE_KEEPS = "pages/orthofl.md keeps entries with more runs than two has: Figure 2, 30 s"
 PAGE_CONFLICT = ("that are not in the store and cannot be kept", "another rule", "--out")
 UNKNOWN_KIND = "did you mean 'curves'?"
+NO_FITREC = "endomondoHR_proper.json"
+ONLY_PRESETS = "only presets of papers have scales"
+REPLACED = "was killed by SIGKILL; it is replaced"
+ENDED_PROCESSES = ("of client", "ended 3 processes", "SIGKILL", "offbeat run --resume x")

@@ -56,14 +56,9 @@ def test_run_show_and_json_say_so(offbeat):
     assert told["warnings"][0].startswith(messages.NOT_LEARNED)
 
 
-def test_a_rate_of_nothing_learns_nothing(offbeat):
-    made = offbeat("run", "quickstart", *TINY, "--set", "training.lr=1e-30", "--out", "r")
-    assert messages.NEVER_BETTER in made.err
-
-
-def test_a_run_too_short_for_one_answer_says_so(offbeat):
-    made = offbeat("run", "quickstart", *TINY, "--until", "1s", "--out", "r")
-    assert f"{LOUD}no update was applied in 1 seconds" in made.err
+@pytest.mark.parametrize(("options", "words"), messages.RUNS_WITHOUT_LEARNING)
+def test_a_run_without_learning_says_why(offbeat, options, words):
+    assert words in offbeat("run", "quickstart", *TINY, *options, "--out", "r").err
 
 
 def test_a_comparison_says_so_of_each_method(offbeat):

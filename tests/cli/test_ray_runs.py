@@ -11,13 +11,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from command_line import start
+from command_line import quickstart, start
 from process_tree import descendants, gone
 
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run.execution import Run
-from offbeat.experiment.spec import experiment_files
-from offbeat.presets import load
 from waiting import MAX_WAIT_SECONDS, wait_until
 
 pytestmark = pytest.mark.ray
@@ -35,8 +33,7 @@ def is_actor(pid: int) -> bool:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of the run that nobody stops."""
-    changes = [change for change in LONGER if "=" in change]
-    experiment = experiment_files.with_changes(load("quickstart").experiment, [*changes, f"until={LONGER[-1]}"])
+    experiment = quickstart("clients=4", "model=mlp", "until=4000s")
     run = runs.create_run(tmp_path_factory.mktemp("whole") / "run", experiment)
     runs.execute_run(run)
     return run.digest()

@@ -37,7 +37,7 @@ def unfinished() -> Path:
 
 
 @pytest.mark.parametrize(
-    ("what", "some"),
+    ("what", "expected"),
     [
         ("strategies", {"fedavg", "fedasync", "fedbuff"}),
         ("presets", {"quickstart"}),
@@ -47,9 +47,9 @@ def unfinished() -> Path:
         ("partitions", {"iid", "dirichlet"}),
     ],
 )
-def test_everything_is_listed_with_a_sentence_about_it(offbeat, what, some):
+def test_everything_is_listed_with_a_sentence_about_it(offbeat, what, expected):
     listed = json.loads(offbeat("list", what, "--json").out)
-    assert some <= {entry["name"] for entry in listed}
+    assert expected <= {entry["name"] for entry in listed}
     assert all(len(entry["summary"]) > 10 for entry in listed)
     table = offbeat("list", what)
     assert (table.status, table.err) == (0, "")

@@ -6,6 +6,7 @@ import json
 
 from command_line import refused
 
+from cli import messages
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import Experiment
 
@@ -22,27 +23,21 @@ def test_a_papers_preset_runs_at_the_quick_scale(offbeat, tmp_path):
 
 def test_a_comparison_takes_the_rows_of_the_table(offbeat, tmp_path, sequential_runs):
     rows = ["--strategies", "fedavg,fedcompass+M", "--seeds", 1, "--jobs", 1]
-    given = offbeat(
-        "compare", "fedcompass/table1-mnist-class-m5-homo", "--scale", "quick", *SMALL, *rows, "--out", tmp_path / "all"
-    )
+    preset = ["fedcompass/table1-mnist-class-m5-homo", "--scale", "quick"]
+    given = offbeat("compare", *preset, *SMALL, *rows, "--out", tmp_path / "all")
     assert given.status == 0, given
     assert "fedcompass+M" in json.dumps(json.loads(given.out))
-    assert experiment_files.read_experiment(
-        tmp_path / "all" / "fedcompass+M-seed0" / "experiment.yaml"
-    ).strategy.momentum
+    file = tmp_path / "all" / "fedcompass+M-seed0" / "experiment.yaml"
+    assert experiment_files.read_experiment(file).strategy.momentum
 
 
 def test_without_its_data_a_preset_says_which_file_it_needs(offbeat, tmp_path, monkeypatch):
     monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
     monkeypatch.setenv("OFFBEAT_DOWNLOAD", "0")
-    refused(offbeat("run", "aso_fed/fitrec-speed"), "endomondoHR_proper.json")
+    refused(offbeat("run", "aso_fed/fitrec-speed"), messages.NO_FITREC)
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_scale_that_means_nothing_is_refused(offbeat, tmp_path):
+def test_a_file_has_no_scales(offbeat, tmp_path):
     experiment_files.write_experiment(tmp_path / "mine.yaml", Experiment())
-    refused(offbeat("run", "quickstart", "--scale", "quick"), "'quickstart' has only one scale")
-    refused(offbeat("run", "orthofl/table2-mnist", "--scale", "quik"), "did you mean 'quick'")
-    refused(offbeat("compare", tmp_path / "mine.yaml", "--scale", "paper"), "only presets of papers have scales")
-    refused(offbeat("run", "--resume", tmp_path, "--scale", "quick"), "--scale")
-    refused(offbeat("compare", "--resume", tmp_path, "--scale", "quick"), "--scale")
+    refused(offbeat("compare", tmp_path / "mine.yaml", "--scale", "paper"), messages.ONLY_PRESETS)

@@ -59,16 +59,11 @@ def terminal(monkeypatch, *streams: str, columns: int = 80) -> Iterator[list[str
     shown.append(CODES.sub("", b"".join(chunks).decode()))
 
 
-def test_a_bar_is_drawn_by_a_thread_of_its_own_while_forks_train(offbeat, monkeypatch):
+@pytest.mark.parametrize("worker", ["inline", "processes:2"])  # forks train while a thread draws the bar
+def test_a_terminal_gets_a_bar_with_time_updates_metrics_and_staleness(offbeat, monkeypatch, worker):
     with terminal(monkeypatch, "stderr", columns=140) as shown:
-        given = offbeat("run", "quickstart", *TINY, "--until", "1500s", "--worker", "processes:2", "--out", "x")
-        assert given.status == 0
-    assert re.search(r"\d+ s of 1500s, \d+ updates \(\d+/s\), acc 0\.\d+, loss \d\.\d+", shown[0])
-
-
-def test_a_terminal_gets_a_bar_with_time_updates_metrics_and_staleness(offbeat, monkeypatch):
-    with terminal(monkeypatch, "stderr", columns=140) as shown:
-        assert offbeat("run", "quickstart", *TINY, "--until", "3000s", "--out", "x").status == 0
+        options = ["--until", "3000s", "--worker", worker, "--out", "x"]
+        assert offbeat("run", "quickstart", *TINY, *options).status == 0
     text = shown[0]
     assert re.search(r"\d+ s of 3000s, \d+ updates \(\d+/s\), acc 0\.\d+, loss \d\.\d+, staleness \d+\.\d", text)
 

@@ -6,13 +6,12 @@ import sqlite3
 from pathlib import Path
 
 import pytest
-from command_line import TINY
+from command_line import TINY, quickstart
 from damaged_runs import CHANGES, stop_after
 
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run.execution import Run
-from offbeat.experiment.spec import experiment_files
-from offbeat.presets import load
+from offbeat.results.tracking import track_runs
 
 real = pytest.mark.track
 
@@ -37,10 +36,8 @@ def events(place: Path, tag: str) -> list[tuple[int, float, float]]:
 
 @real
 def test_tensorboard_has_every_point_and_the_settings(offbeat):
-    assert (
-        offbeat("run", "quickstart", *TINY, "--set", "strategy=fedpsa", "--out", "x", "--track", "tensorboard").status
-        == 0
-    )
+    options = ["--set", "strategy=fedpsa", "--out", "x", "--track", "tensorboard"]
+    assert offbeat("run", "quickstart", *TINY, *options).status == 0
     place = Path("x/tensorboard")
     assert events(place, "acc") == [(s, now, pytest.approx(v)) for s, now, v in curve(Path("x"))]
     assert events(place, "note/kappa")
@@ -52,11 +49,8 @@ def test_tensorboard_has_every_point_and_the_settings(offbeat):
 
 @real
 def test_after_ctrl_c_and_resume_tensorboard_has_each_point_once(offbeat):
-    experiment = experiment_files.with_changes(load("quickstart").experiment, CHANGES)
-    run = runs.create_run(Path("x"), experiment)
+    run = runs.create_run(Path("x"), quickstart(*CHANGES))
     stop_after(run, 16)
-    from offbeat.results.tracking import track_runs
-
     with track_runs({"x": run}, None, ["tensorboard"]):
         pass
     told = len(events(Path("x/tensorboard"), "acc"))

@@ -10,14 +10,13 @@ from multiprocessing import resource_tracker
 from pathlib import Path
 
 import pytest
-from command_line import TINY, refused, start
+from command_line import TINY, quickstart, refused, start
 from process_tree import gone, running_processes
 
+from cli import messages
 from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run import run_lock
 from offbeat.experiment.run.execution import Run
-from offbeat.experiment.spec import experiment_files
-from offbeat.presets import load
 from offbeat.workers import registry
 from waiting import MAX_WAIT_SECONDS, wait_until
 
@@ -36,8 +35,7 @@ def children(pid: int) -> set[int]:
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
     """The digest of the run that nobody stops."""
-    changes = [change for change in LONGER if "=" in change]
-    experiment = experiment_files.with_changes(load("quickstart").experiment, [*changes, f"until={LONGER[-1]}"])
+    experiment = quickstart("clients=4", "model=mlp", "until=2000s")
     run = runs.create_run(tmp_path_factory.mktemp("whole") / "run", experiment)
     runs.execute_run(run)
     return run.digest()
@@ -45,18 +43,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def begun(*options: object) -> tuple[object, set[int]]:
     """A run in the middle of it, and its processes. A group of its own, as a terminal's."""
-    process = start(
-        "run",
-        "quickstart",
-        *LONGER,
-        *PROCESSES,
-        "--checkpoint-every",
-        0,
-        "--out",
-        "x",
-        *options,
-        start_new_session=True,
-    )
+    every = ["--checkpoint-every", 0, "--out", "x"]
+    process = start("run", "quickstart", *LONGER, *PROCESSES, *every, *options, start_new_session=True)
     wait_until(lambda: list(Path("x/checkpoint").glob("*.json")) and len(children(process.pid)) == 2)
     return process, children(process.pid)
 
@@ -75,12 +63,6 @@ def test_a_run_and_a_comparison_are_the_same_with_processes(offbeat):
         assert Run(run).summary().worker == "inline"
         assert Run(run).worker() == registry.WorkerChoice("processes", 2)
     assert children(os.getpid()) <= before
-
-
-def test_what_cannot_be_meant_is_refused_in_a_line(offbeat):
-    for verb in ("run", "compare"):
-        refused(offbeat(verb, "quickstart", *TINY, "--worker", "processes:0"), "from 1 to 1024 processes, not 0")
-        refused(offbeat(verb, "quickstart", *TINY, "--worker", "proceses"), "did you mean 'processes'?")
 
 
 @pytest.mark.parametrize("worker", [[], ["--worker", "inline"]])
@@ -113,7 +95,7 @@ def test_its_processes_may_be_killed(offbeat, whole):
         os.kill(pid, signal.SIGKILL)
     _, err = process.communicate(timeout=MAX_WAIT_SECONDS)
     assert process.returncode == 0
-    assert "was killed by SIGKILL; it is replaced" in err
+    assert messages.REPLACED in err
     assert Run(Path("x")).digest() == whole
 
 
@@ -134,7 +116,7 @@ def test_a_job_that_ends_every_process_ends_the_run_with_a_line(offbeat, monkeyp
     with monkeypatch.context() as patch:
         patch.setattr("offbeat.training.trainer.Trainer.make_plan", deadly)
         given = offbeat("run", "quickstart", *TINY, *PROCESSES, "--out", "x")
-    refused(given, "of client", "ended 3 processes", "SIGKILL", "offbeat run --resume x", status=1)
+    refused(given, *messages.ENDED_PROCESSES, status=1)
     assert children(parent) <= before
     assert offbeat("run", "--resume", "x").status == 0
 

@@ -141,7 +141,7 @@ def test_an_absent_client_is_away_until_it_is_back():
     assert (period.kind, period.seconds) == ("away", 16.0)
     assert describe_idle_period(explained, period) == "unreachable for 16.0 s"
     # of 40 s: 4 and 20 at work, 16 away
-    assert explanation.time_shares(explained) == pytest.approx({"working": 0.6, "waiting": 0.0, "away": 0.4})
+    assert explained.timeline.time_shares() == pytest.approx({"working": 0.6, "waiting": 0.0, "away": 0.4})
 
 
 def test_a_client_that_joins_late_was_not_yet_available():

@@ -105,23 +105,9 @@ def opened(path: Path, width: int = 800) -> tuple[str, list[str]]:
 
 def browsed(address: str, home: Path, width: int = 800) -> tuple[str, list[str]]:
     assert CHROMIUM is not None
-    given = subprocess.run(
-        [
-            CHROMIUM,
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            "--enable-logging=stderr",
-            f"--user-data-dir={home / 'profile'}",
-            "--virtual-time-budget=4000",
-            f"--window-size={width},1200",
-            "--dump-dom",
-            address,
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-    )
+    flags = ["--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--virtual-time-budget=4000"]
+    places = [f"--user-data-dir={home / 'profile'}", f"--window-size={width},1200", "--dump-dom", address]
+    given = subprocess.run([CHROMIUM, *flags, *places], capture_output=True, text=True, timeout=120)
     assert given.returncode == 0, given.stderr
     return given.stdout, [line for line in given.stderr.splitlines() if "CONSOLE" in line]
 
@@ -139,11 +125,8 @@ def many(tmp_path_factory):
     found = replace(series.collect_series(runs, {0: HOSTILE, 1: "bern"}), title=f"many {HOSTILE}")
     held = ClassCounts(list(range(30)), torch.randint(50, (30, 10)))
     tables = [[["strategy", *(f"measure {i}" for i in range(9))], [HOSTILE, *("0.123 ± 0.456" for _ in range(9))]]]
-    page.save_page(
-        found,
-        PageContent(result_warnings.find_warnings(found), tables, tables[0], "fedavg", "data", held),
-        home / "page.html",
-    )
+    content = PageContent(result_warnings.find_warnings(found), tables, tables[0], "fedavg", "data", held)
+    page.save_page(found, content, home / "page.html")
     return home / "page.html"
 
 

@@ -143,7 +143,7 @@ def main() -> None:
     except KeyboardInterrupt:
         _exit("interrupted", 130)
     except Exception as error:
-        message, status = _describe(error)
+        message, status = _describe_error(error)
         if message is None:
             raise
         _exit(message, status)
@@ -155,7 +155,7 @@ def _exit(message: str, status: int) -> NoReturn:
     sys.exit(status)
 
 
-def _describe(error: Exception) -> tuple[str | None, int]:
+def _describe_error(error: Exception) -> tuple[str | None, int]:
     """Return message and exit status for an error; no message for a bug in development mode."""
     if isinstance(error, OffbeatError):
         return str(error), 2 if isinstance(error, (ConfigError, DataError)) else 1

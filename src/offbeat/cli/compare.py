@@ -65,7 +65,7 @@ def compare(
         experiments.setup(replace(preset.experiment, seed=seed))  # reject an invalid one before a folder is made
     folder, default = options.new_folder(f"compare-{preset.experiment.name}", out), reference or preset.reference
     comparison = experiments.create_comparison(folder, methods, seed_numbers, default, worker or "inline", memory)
-    options.warn_of_settings(methods)
+    options.warn_about_settings(methods)
     execute_runs(comparison, jobs, reference, worker, None, track)
     print_comparison(comparison, as_json, reference)
 

@@ -235,7 +235,7 @@ def warn(lines: Iterable[str]) -> None:
         say(f"warning: {line}", err=True)
 
 
-def warn_of_settings(experiments: Mapping[str, spec.Experiment]) -> None:
+def warn_about_settings(experiments: Mapping[str, spec.Experiment]) -> None:
     """Print the warnings about unsuitable settings of each method."""
     warn(f"{label}: {line}" for label, each in experiments.items() for line in spec.setting_warnings(each))
 

@@ -49,7 +49,7 @@ def show(
             raise ConfigError(f"--figure {figure}: give one folder, not {len(folders)}")
         if as_json or text_format is not None or out is not None:
             raise ConfigError(f"--figure {figure}: omit --json, --format and --out")
-        _draw(folders[0], figure, kind, reference)
+        _draw_figure(folders[0], figure, kind, reference)
         return
     chosen = _choose_format(text_format, out, as_json)
     if len(folders) == 1 and chosen in ("text", "json") and (sweep := _read_sweep(folders[0], reference)):
@@ -57,7 +57,7 @@ def show(
         if out is None:
             print_sweep(sweep, as_json)
         else:
-            _write(format_sweep(sweep, as_json), out)
+            _write_file(format_sweep(sweep, as_json), out)
         return
     items: list[results.Result] = []
     errors: list[Exception] = []
@@ -203,17 +203,17 @@ def _print_results(items: Sequence[results.Result], text_format: str, out: Path 
     if out is None:
         typer.echo(text, nl=False)
     else:
-        _write(text, out)
+        _write_file(text, out)
 
 
-def _write(text: str, out: Path) -> None:
+def _write_file(text: str, out: Path) -> None:
     """Write text to a file, and print its name and size."""
     data = text.encode(errors="replace")
     engine.write_atomically(out, data)
     say(f"{out} ({len(data)} bytes)")
 
 
-def _draw(folder: Path, figure: Path, kind: str, reference: str | None) -> None:
+def _draw_figure(folder: Path, figure: Path, kind: str, reference: str | None) -> None:
     """Draw a figure or a page of a run or comparison, finished or not."""
     is_comparison = (folder / experiments.MANIFEST).is_file()
     if reference is not None and not is_comparison:

@@ -83,12 +83,12 @@ class Monitor:
 
     @property
     def ended(self) -> bool:
-        """True if all runs have ended."""
+        """Return True if all runs have ended."""
         return all(each.state == "ended" for each in self.progress)
 
     @property
     def idle(self) -> bool:
-        """True if no process computes any of the runs."""
+        """Return True if no process computes any of the runs."""
         return not any(each.state == "going on" for each in self.progress)
 
     def parts(self) -> list[str]:

@@ -200,7 +200,7 @@ def _create_tournament(
     methods = {label: results.with_end(each, plan.until) for label, each in methods.items()}
     for seed in range(plan.seeds):
         experiments.setup(replace(next(iter(methods.values())), seed=seed))
-    options.warn_of_settings(methods)
+    options.warn_about_settings(methods)
     duration = "" if plan.expected is None else f", about {plan.expected:.0f} s"
     runs = f"{format_count(len(methods), 'method')} × {format_count(plan.seeds, 'seed')}"
     say(f"{runs} until {plan.until}{duration}", err=True)

@@ -10,6 +10,7 @@ from offbeat.metrics.curves import best_value as best_value
 from offbeat.metrics.curves import headline_metric as headline_metric
 from offbeat.metrics.curves import shared_target as shared_target
 from offbeat.metrics.curves import time_to_reach as time_to_reach
+from offbeat.metrics.measures import BEYOND as BEYOND
 from offbeat.metrics.measures import MEASURES as MEASURES
 from offbeat.metrics.measures import MISSING as MISSING
 from offbeat.metrics.measures import Measure as Measure
@@ -20,8 +21,6 @@ from offbeat.metrics.measures import TablePlace as TablePlace
 from offbeat.metrics.measures import average_over_seeds as average_over_seeds
 from offbeat.metrics.measures import better_by_key as better_by_key
 from offbeat.metrics.measures import column_heading as column_heading
-from offbeat.metrics.measures import format_beyond as format_beyond
-from offbeat.metrics.measures import is_beyond as is_beyond
 from offbeat.metrics.measures import measure_table as measure_table
 from offbeat.metrics.measures import measure_values as measure_values
 from offbeat.metrics.measures import placed_measures as placed_measures

@@ -26,12 +26,12 @@ class Curve:
 
     @property
     def points(self) -> list[tuple[float, float]]:
-        """Time and value of each point that is finite."""
+        """Return time and value of each point that is finite."""
         return [(now, value) for now, value in zip(self.seconds, self.values, strict=True) if isfinite(value)]
 
     @property
     def final(self) -> float:
-        """Last value, finite or not; nan for an empty curve."""
+        """Return the last value, finite or not; nan for an empty curve."""
         return self.values[-1] if self.values else nan
 
 

@@ -24,6 +24,7 @@ NumberFormatter = Callable[[float], str]
 Reader = Callable[[Summary], float]
 TablePlace = Literal["table", "page"]
 MISSING = "–"
+BEYOND = "> "  # marks a time as a lower bound: the target was not reached by then
 
 
 @dataclass(frozen=True)
@@ -62,7 +63,7 @@ class Measure:
             lower_bound = values[self.restricted]
             if isnan(lower_bound):
                 return text  # there was no target
-            bound = format_beyond(placement.text(lower_bound))
+            bound = BEYOND + placement.text(lower_bound)
             return bound if seeds == 1 else f"{bound} ({values[self.reached]} of {seeds})"
         return text
 
@@ -77,20 +78,9 @@ def _format_size(value: float) -> str:
     return MISSING if isnan(value) else format_bytes(value)
 
 
-def format_beyond(text: str) -> str:
-    """Mark a time as a lower bound: the target was not reached by then."""
-    return f"> {text}"
-
-
-def is_beyond(cell: str) -> bool:
-    """Return True if a cell is a lower bound of a time."""
-    return cell.startswith("> ")
-
-
 WHOLE, FIXED_1, FIXED_2, FIXED_3, FIXED_4 = (number_formatter(f".{digits}f") for digits in range(5))
 SHARE, SCIENTIFIC, AREA = number_formatter(".0%"), number_formatter(".2e"), number_formatter(".4g")
 METRIC = number_formatter(".3f", missing="nan")  # shows that a model diverged
-
 
 Place = tuple[str, NumberFormatter]  # heading and format
 

@@ -27,17 +27,17 @@ class Interval:
 
     @property
     def low(self) -> float:
-        """Lower bound."""
+        """Return the lower bound."""
         return self.mean - self.half
 
     @property
     def high(self) -> float:
-        """Upper bound."""
+        """Return the upper bound."""
         return self.mean + self.half
 
     @property
     def excludes_zero(self) -> bool:
-        """True if the interval does not contain zero."""
+        """Return True if the interval does not contain zero."""
         return abs(self.mean) > self.half  # False if half is nan
 
 

@@ -87,7 +87,7 @@ class Summary:
 
     @property
     def headline(self) -> str:
-        """The metric that tables show."""
+        """Return the metric that tables show."""
         return curves.headline_metric(list(self.metrics))
 
     def of_group(self, group: str) -> float:
@@ -96,7 +96,7 @@ class Summary:
 
     @property
     def nothing_learned(self) -> str | None:
-        """The reason why an ended run has a model no better than its initial one, or None."""
+        """Return the reason why an ended run has a model no better than its initial one, or None."""
         if self.ended == UNFINISHED or self.learned:
             return None
         refused = sum(self.refused.values())
@@ -116,7 +116,7 @@ class Summary:
 
     @property
     def refusal_warning(self) -> str | None:
-        """A warning if the gate refused most updates."""
+        """Return a warning if the gate refused most updates."""
         refused = sum(self.refused.values())
         answers = self.updates + self.rejected + refused
         if 2 * refused <= answers:
@@ -127,7 +127,7 @@ class Summary:
 
     @property
     def warnings(self) -> list[str]:
-        """Warnings that the run fell back to an earlier model, learned nothing, or had most updates refused."""
+        """Warn that the run fell back to an earlier model, learned nothing, or had most updates refused."""
         fell_back = self.ended if is_divergence(self.ended) else None
         refused = self.refusal_warning if self.updates or self.nothing_learned is None else None  # or it says the same
         return [line for line in (fell_back, self.nothing_learned, refused) if line]

@@ -90,7 +90,7 @@ class ClientJob:
 
     @property
     def staleness(self) -> int | None:
-        """Versions that were committed while the client worked; None without an update."""
+        """Return the number of versions committed while the client worked; None without an update."""
         if self.outcome not in ("arrive", "reject") or self.version is None:
             return None
         return self.version - self.base_version
@@ -111,7 +111,7 @@ class IdlePeriod:
 
     @property
     def seconds(self) -> float:
-        """Length of the period."""
+        """Return the length of the period."""
         return self.stop - self.start
 
 
@@ -138,14 +138,14 @@ class ClientTimeline:
     totals: dict[int, ClientTotals]
     mentioned: bool  # the trace has a row about this client
 
-    def idle_seconds(self, *kinds: str) -> float:
-        """Return the total length of all idle periods of these kinds."""
-        return sum(period.seconds for period in self.idle_periods if period.kind in kinds)
-
-    @property
-    def working(self) -> float:
-        """Seconds spent on jobs."""
-        return sum((self.end if job.ended is None else job.ended) - job.sent for job in self.jobs)
+    def time_shares(self) -> dict[str, float]:
+        """Return the shares of the time spent working, waiting and away."""
+        seconds = {"working": 0.0, "waiting": 0.0, "away": 0.0}
+        for job in self.jobs:
+            seconds["working"] += (self.end if job.ended is None else job.ended) - job.sent
+        for period in self.idle_periods:
+            seconds["waiting" if period.kind == "waiting" else "away"] += period.seconds
+        return {kind: value / (self.end or 1.0) for kind, value in seconds.items()}
 
 
 def read_client_timeline(db: sqlite3.Connection, client: int) -> ClientTimeline:

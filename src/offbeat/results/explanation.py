@@ -35,9 +35,8 @@ def read_explained_client(run: Run, client: str) -> ExplainedClient:
     names = run.client_names()
     with open_trace(run.trace_file) as db:
         known: Sequence[int] = range(experiment.population)
-        if db.execute(
-            "SELECT 1 FROM facts WHERE key = ?", (SERVED,)
-        ).fetchone():  # a live run has the sites that joined
+        # a live run has the sites that joined
+        if db.execute("SELECT 1 FROM facts WHERE key = ?", (SERVED,)).fetchone():
             query = "SELECT DISTINCT client FROM trace WHERE client IS NOT NULL ORDER BY client"
             known = [joined for (joined,) in db.execute(query)]
         number = _find_client(client, names, known)
@@ -105,20 +104,9 @@ def _by_time(lines: list[TimedSentence]) -> list[TimedSentence]:
     return sorted(lines, key=lambda line: line[0])
 
 
-def time_shares(explained: ExplainedClient) -> dict[str, float]:
-    """Return the shares of the time spent working, waiting and away."""
-    timeline = explained.timeline
-    seconds = {
-        "working": timeline.working,
-        "waiting": timeline.idle_seconds("waiting"),
-        "away": timeline.idle_seconds("away", "held off"),
-    }
-    return {kind: value / (timeline.end or 1.0) for kind, value in seconds.items()}
-
-
 def explain_run(explained: ExplainedClient) -> list[list[str]]:
     """Return labelled facts about the client, compared with the median of the others."""
-    timeline, shares = explained.timeline, time_shares(explained)
+    timeline, shares = explained.timeline, explained.timeline.time_shares()
     others = [totals for client, totals in timeline.totals.items() if client != timeline.client]
     totals, length = timeline.totals.get(timeline.client, ClientTotals()), timeline.end or 1.0
 
@@ -238,7 +226,7 @@ def explanation_json(explained: ExplainedClient, now: float | None) -> dict[str,
     if now is None:
         staleness = [job.staleness for job in timeline.jobs if job.staleness is not None]
         result |= {
-            "shares": time_shares(explained),
+            "shares": timeline.time_shares(),
             "updates": timeline.totals.get(timeline.client, ClientTotals()).updates,
             "outcomes": dict(Counter(job.outcome for job in timeline.jobs)),
             "staleness_mean": fmean(staleness) if staleness else None,

@@ -48,22 +48,22 @@ class Candidate:
 
     @property
     def finals(self) -> dict[int, float]:
-        """Final value of the headline metric by seed."""
+        """Return the final value of the headline metric by seed."""
         return {seed: s.metrics.get(s.headline, nan) for seed, s in self.summaries.items()}
 
     @property
     def mean(self) -> float:
-        """Mean of the final values."""
+        """Return the mean of the final values."""
         return fmean(self.finals.values())
 
     @property
     def bytes_moved(self) -> float:
-        """Mean number of bytes that a run moves."""
+        """Return the mean number of bytes that a run moves."""
         return fmean(s.bytes_down + s.bytes_up for s in self.summaries.values())
 
     @property
     def kept_per_client(self) -> float:
-        """Bytes of server state per client."""
+        """Return the bytes of server state per client."""
         if self.about is not None and self.about.keeps.startswith("nothing"):
             return 0.0
         size = fmean(s.server_bytes / max(1, s.clients) for s in self.summaries.values())
@@ -85,7 +85,7 @@ class Recommendation:
 
     @property
     def best(self) -> str | None:
-        """Label of the method with the best mean."""
+        """Return the label of the method with the best mean."""
         return self.tied[0] if self.tied else None
 
 

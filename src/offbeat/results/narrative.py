@@ -32,7 +32,7 @@ class ExplainedClient:
 
     @property
     def mode(self) -> str | None:
-        """The mode of the strategy, as in `About.mode`; None if it has none."""
+        """Return the mode of the strategy, as in `About.mode`; None if it has none."""
         about: About | None = getattr(self.strategy, "about", None)
         return None if about is None else about.mode
 

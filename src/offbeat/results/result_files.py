@@ -28,7 +28,7 @@ class ComparisonResult:
 
     @property
     def folder(self) -> str:
-        """Path of the comparison."""
+        """Return the path of the comparison."""
         return str(self.comparison.folder)
 
 

@@ -62,12 +62,12 @@ class MethodRuns:
 
     @property
     def pooled(self) -> bool:
-        """True if one client holds all data."""
+        """Return True if one client holds all data."""
         return is_pooled(self.experiments[0].strategy)
 
     @property
     def seconds(self) -> Floats:
-        """All points of the seeds' grids, which differ only if a run ended early."""
+        """Return all points of the seeds' grids, which differ only if a run ended early."""
         return np.unique(np.concatenate([curves.seconds for curves in self.curves]))
 
     def stacked(self, quantity: str) -> Floats:
@@ -102,7 +102,7 @@ class FigureSeries:
 
     @property
     def clock(self) -> str:
-        """Label of the time axis; a live run has wall clock seconds."""
+        """Return the label of the time axis; a live run has wall clock seconds."""
         return "virtual seconds" if self.methods[0].summaries[0].served is None else "served seconds"
 
     def client_name(self, client: int) -> str:

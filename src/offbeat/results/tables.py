@@ -114,7 +114,7 @@ def _seed_table(measure: Measure, placement: Placement, report: Report) -> Resul
 
 def unreached_note(rows: Sequence[Sequence[str]], note: str = BEYOND_NOTE) -> tuple[str, ...]:
     """Return a note if a cell is a lower bound of a time; the first column holds names and is ignored."""
-    return (note,) if any(metrics.is_beyond(cell) for row in rows for cell in row[1:]) else ()
+    return (note,) if any(cell.startswith(metrics.BEYOND) for row in rows for cell in row[1:]) else ()
 
 
 def values_by_seed(measure: Measure, summaries: SummariesBySeed) -> dict[str, dict[int, float]]:
@@ -153,7 +153,7 @@ def _seed_cell(placement: Placement, report: Report, name: str, seed: int, by_se
         return UNFINISHED_CELL if seed in report.planned[name] else MISSING
     value, summary = by_seed[seed], report.summaries[name][seed]
     if isnan(value) and placement.target and summary.target is not None:
-        return metrics.format_beyond(placement.text(summary.seconds))
+        return metrics.BEYOND + placement.text(summary.seconds)
     return placement.text(value)
 
 

@@ -37,7 +37,7 @@ class Dashboard(ThreadingHTTPServer):
 
     @property
     def address(self) -> str:
-        """Address to open in a browser."""
+        """Return the address to open in a browser."""
         return f"http://{HOST}:{self.server_port}/"
 
     def server_bind(self) -> None:

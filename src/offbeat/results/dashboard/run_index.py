@@ -30,12 +30,12 @@ class IndexEntry:
 
     @property
     def all_runs(self) -> list[IndexEntry]:
-        """The run itself, or the runs of the comparison."""
+        """Return the run itself, or the runs of the comparison."""
         return [self] if self.runs is None else self.runs
 
     @property
     def state(self) -> str:
-        """State of the run; of a comparison, the state that is most important to know."""
+        """Return the state of the run; of a comparison, the one that is most important to know."""
         if self.error is not None:
             return "damaged"
         states = {run.progress.state if run.progress else "damaged" for run in self.all_runs}
@@ -46,7 +46,7 @@ class IndexEntry:
 
     @property
     def share(self) -> float:
-        """Share of the run, or of all runs, that is done."""
+        """Return the share of the run, or of all runs, that is done."""
         return sum(run.progress.share if run.progress else 0.0 for run in self.all_runs) / max(1, len(self.all_runs))
 
 

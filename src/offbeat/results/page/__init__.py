@@ -146,14 +146,14 @@ def _sections(series: FigureSeries, content: PageContent) -> list[Section]:
             "Caveats",
             f'<ul class="caveat">{caveats}</ul>' if caveats else f'<p class="fine">{NO_CAVEATS}</p>',
         ),
-        ("results", "Results", _results(content)),
+        ("results", "Results", _result_tables(content)),
         ("curves", "Curves", _figure("curves", f"{series.metric} over {series.clock}", curves_note)),
         ("staleness", "Staleness", _figure("staleness", "Staleness of updates by method", STALENESS_NOTE)),
         ("timeline", "Client activity", LEGEND + timeline),
         ("contribution", "Contributions of clients", "".join(contributions)),
         ("held", "Data distribution", _figure("held", "Examples by client and class", EXAMPLES_NOTE)),
         ("seeds", "All runs", _table(content.by_run) if content.by_run else ""),
-        ("settings", "Settings", _settings(series)),
+        ("settings", "Settings", _settings_html(series)),
         ("made", "Versions and commands", _versions_and_commands(series)),
     ]
 
@@ -166,7 +166,7 @@ def _figure(name: str, label: str, note: str) -> str:
     )
 
 
-def _results(content: PageContent) -> str:
+def _result_tables(content: PageContent) -> str:
     """Return the tables of means, with a note that explains their columns."""
     reference = f", relative to {escape(content.reference)}" if content.reference else ""
     note = f"""<p class="note">↑ higher is better, ↓ lower is better. Slowest ¼, active, stragglers: client groups by
@@ -192,7 +192,7 @@ def _wide_table(head: str, rows: Sequence[Sequence[str]], css_class: str = "") -
     return f'<div class="wide" tabindex="0">{table}{head}<tbody>{"".join(lines)}</tbody></table></div>\n'
 
 
-def _settings(series: FigureSeries) -> str:
+def _settings_html(series: FigureSeries) -> str:
     """Return the settings of each method, then those that all methods share."""
     experiments = [to_values(method.experiments[0]) for method in series.methods]
     first = experiments[0]

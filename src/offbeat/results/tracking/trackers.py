@@ -1,7 +1,7 @@
 """Adapters for TensorBoard, MLflow and Weights & Biases.
 
 The step of a point is the number of accepted updates. Its time is the run's own, in virtual seconds since the start:
-the relative time of TensorBoard and MLflow, and a value in W&B.
+the relative time of TensorBoard and MLflow, and a value in W&B. The attribute `name` identifies a run after a resume.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 DEFAULT_PROJECT = "offbeat"  # default project of W&B and experiment of MLflow
 MAX_PARAM_LENGTH = 500  # letters; older MLflow servers reject longer values
@@ -40,18 +40,6 @@ class TrackedRunInfo:
     group: str | None  # the comparison it is part of
     folder: Path
     settings: Mapping[str, SettingValue]
-
-
-class Tracker(Protocol):
-    """A destination of points."""
-
-    name: str  # identifies the run after a resume
-
-    def write(self, points: Sequence[TrackedPoint]) -> None:
-        """Send points in order."""
-
-    def close(self, summary: Mapping[str, float] | None) -> None:
-        """Finish the run with its summary; None means that it is unfinished."""
 
 
 class TensorBoard:
@@ -173,11 +161,8 @@ class WandB:
         self._run.finish(exit_code=int(summary is None))
 
 
-TRACKERS: dict[str, type[TensorBoard] | type[MLflow] | type[WandB]] = {
-    "tensorboard": TensorBoard,
-    "mlflow": MLflow,
-    "wandb": WandB,
-}
+Tracker = TensorBoard | MLflow | WandB
+TRACKERS: dict[str, type[Tracker]] = {"tensorboard": TensorBoard, "mlflow": MLflow, "wandb": WandB}
 
 
 def _mlflow_name(key: str) -> str:
