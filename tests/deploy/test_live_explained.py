@@ -23,7 +23,7 @@ def test_a_site_of_a_live_run_is_explained_by_its_name(tmp_path: Path):
         "arrive"
     ] * 4  # 12 updates of 3 sites
     assert all(job.other_count == 2 for job in told.timeline.jobs if job.committed is not None)
-    assert sum(explanation.time_shares(told).values()) == pytest.approx(1)
+    assert sum(told.timeline.time_shares().values()) == pytest.approx(1)
     with pytest.raises(ValueError, match=messages.KNOWN_SITES):
         explanation.read_explained_client(run, "site-7")
 

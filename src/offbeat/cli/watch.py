@@ -118,7 +118,7 @@ class Monitor:
     def format_json(self) -> str:
         """Return the progress of the run, or of all runs, as one line of JSON."""
         pace = {"folder": str(self.folder), "share": self.share, "left": self.left, "rate": self.rate}
-        runs = [each.as_json() for each in self.progress]
+        runs = [metrics.json_object(vars(each)) for each in self.progress]
         values = {"runs": dict(zip(self.followers, runs, strict=True))} if self.several else runs[0]
         return json.dumps(metrics.without_nan({**values, **pace}), allow_nan=False)
 

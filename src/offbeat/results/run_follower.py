@@ -17,7 +17,6 @@ from offbeat.core.errors import ConfigError, RunError
 from offbeat.engine import open_read_only
 from offbeat.experiment import MANIFEST, Comparison
 from offbeat.experiment.run import Run, is_locked
-from offbeat.metrics import json_object
 
 RECENT_UPDATES = 100  # updates over which the staleness is averaged
 
@@ -39,10 +38,6 @@ class RunProgress:
     rejected: int = 0  # by the strategy
     lost: int = 0
     reason: str | None = None  # why the run ended
-
-    def as_json(self) -> dict[str, object]:
-        """Return all fields for JSON."""
-        return json_object(self.__dict__)
 
 
 class RunFollower:
