@@ -282,6 +282,10 @@ NOT_FINITE = ("offbeat: not finite: a Commit after version", "tickets since: ")
 NOT_REACHED = "not reached by 120 s (best 0."
 UNKNOWN_REFERENCE = ("unknown strategy of this comparison 'fedasink'", "'fedasync'")
 DAMAGED_MANIFEST = "x/compare.json is damaged"
+DAMAGED_COMPARISON = "compare.json is damaged"
+INVALID_REFERENCE = "its reference is {!r}"
+ESCAPED_STRATEGY = "unknown strategy '\\x1b[2J"
+OWN_CODE_HINT = "in your own code"
 NO_DIRECTORY = ("file/below", "Not a directory")
 INVALID_FORMATS = (
     ("--format latx", "unknown format 'latx'", "'latex'"),

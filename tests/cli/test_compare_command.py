@@ -84,7 +84,7 @@ def test_a_comparison_remembers_its_reference(offbeat, sequential_runs):
     told = json.loads(manifest.read_text())
     for wrong in (["fedavg"], None, 5, "", "nobody"):
         manifest.write_text(json.dumps({**told, "reference": wrong}))
-        refused(offbeat("show", "x"), messages.DAMAGED_MANIFEST, f"its reference is {wrong!r}", status=1)
+        refused(offbeat("show", "x"), messages.DAMAGED_MANIFEST, messages.INVALID_REFERENCE.format(wrong), status=1)
 
 
 def test_without_the_preset_s_reference_it_is_the_first(tmp_path):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from command_line import TINY, Call, refused, unchanged
 
+from cli import messages
 from offbeat.core.errors import escape_unprintable
 from offbeat.engine.trace import Trace
 from offbeat.engine.trace_file import TraceDigest
@@ -69,7 +70,7 @@ def test_reasons_facts_and_metrics_of_a_trace_are_printed_without_control_charac
 def test_names_in_a_file_are_refused_without_control_characters(offbeat):
     Path("given.yaml").write_text('strategy: "\\e[2J\\e]0;owned\\a"\n')
     told = offbeat("run", "given.yaml")
-    refused(told, "unknown strategy '\\x1b[2J")
+    refused(told, messages.ESCAPED_STRATEGY)
     harmless(told.err)
 
 
@@ -94,13 +95,13 @@ def test_a_manifest_names_only_folders_below_its_own(offbeat, one, name):
     Path("both/compare.json").write_text(json.dumps(manifest))
     with unchanged(Path("other")):
         for verb in (["show", "both"], ["compare", "--resume", "both"]):
-            refused(offbeat(*verb), "compare.json is damaged", status=1)
+            refused(offbeat(*verb), messages.DAMAGED_COMPARISON, status=1)
 
 
 def test_a_manifest_too_deep_to_read_is_damaged(offbeat):
     Path("both").mkdir()
     Path("both/compare.json").write_text('{"runs":' + "[" * 200_000)
-    refused(offbeat("show", "both"), "compare.json is damaged", status=1)
+    refused(offbeat("show", "both"), messages.DAMAGED_COMPARISON, status=1)
 
 
 def test_names_do_not_become_part_of_the_page_or_of_a_formula(offbeat, sequential_runs):

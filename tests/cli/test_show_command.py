@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from command_line import quickstart, refused, unchanged
+from command_line import refused, unchanged
 
 from cli import messages
 from offbeat.api.run_simulation import simulate
@@ -22,13 +22,15 @@ from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec import experiment_files
 from offbeat.metrics import measures
+from offbeat.presets import load
 from offbeat.results import result_files
 
 CHANGES = ["clients=4", "model=linear", "until=120s", "target=acc=0.2"]
 
 
 def create(folder: Path, names: tuple[str, ...], changes: list[str], seeds: tuple[int, ...] = (0, 1)) -> Comparison:
-    methods = {name: quickstart(f"strategy={name}", *changes) for name in names}
+    preset = load("quickstart")
+    methods = {name: experiment_files.with_changes(preset.with_strategy(name), changes) for name in names}
     return comparing.create_comparison(folder, methods, list(seeds))
 
 

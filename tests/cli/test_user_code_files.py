@@ -237,7 +237,7 @@ def test_what_it_raises_while_it_runs_is_one_line_that_names_it(offbeat: Call) -
     Path("mine.py").write_text(STRATEGY.replace("state.seen.count += 1", "state.seen.cuont += 1"))
     tiny = (*FOUR, "--set", "model=linear")
     result = offbeat("run", "quickstart", *tiny, "--set", "strategy=mine.py:Mine")
-    refused(result, messages.IN_OWN_CODE, "in your own code", status=1)
+    refused(result, messages.IN_OWN_CODE, messages.OWN_CODE_HINT, status=1)
     given = offbeat("compare", "quickstart", *tiny, "--strategies", "mine.py:Mine", "--seeds", 1)
     assert given.status == 1
     assert messages.IN_OWN_CODE in given.err
