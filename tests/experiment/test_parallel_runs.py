@@ -9,7 +9,7 @@ from multiprocessing.context import SpawnProcess
 from pathlib import Path
 
 from offbeat.core.errors import RunError
-from offbeat.experiment.run import execution, parallel_runs
+from offbeat.experiment.run import execution, parallel_runs, run_group
 from offbeat.experiment.spec import experiment_files
 
 
@@ -42,5 +42,5 @@ def test_a_ctrl_c_while_processes_are_started_is_not_lost(tmp_path, monkeypatch)
 
 def test_an_error_that_names_its_run_gets_no_second_name():
     for message in ("x is being run by another process", "x: no space left"):
-        assert execution.describe_failure(Path("x"), RunError(message)) == message
-    assert execution.describe_failure(Path("x"), RunError("no space left")) == "x: no space left"
+        assert run_group.describe_failure(Path("x"), RunError(message)) == message
+    assert run_group.describe_failure(Path("x"), RunError("no space left")) == "x: no space left"

@@ -41,12 +41,10 @@ from offbeat.engine.virtual import Watch
 from offbeat.experiment import FACT, ON_TEST, build
 from offbeat.experiment.run import (
     Run,
-    check_identity,
     earlier_wall_seconds,
     errors_as_unfinished,
     exclusive_lock,
     interrupt_on_signals,
-    read_identity,
     remove_temporary_files,
     store_results,
 )
@@ -104,7 +102,7 @@ def serve_run(
             return None
         remove_temporary_files(run.folder)
         experiment = run.runnable_experiment()
-        check_identity(run.folder, read_identity(run.world_file), run.current_identity(experiment))
+        run.check_identity(experiment)
         model = load_model(experiment, options.model)
         trace, began = Trace(run.trace_file), time.monotonic()
         record = Journal(run.folder / RECORD_FOLDER, full=options.full_record)
@@ -117,7 +115,7 @@ def serve_run(
                     evaluated = "sites" if model.evaluator is None else "test"
                     trace.set_facts({**model.facts, SERVED: served, "evaluated": evaluated, "surveyed": ON_TEST})
                     outcome = engine.run()
-                    store_results(run, trace, outcome, before + time.monotonic() - began, model)
+                    store_results(run, trace, outcome, before + time.monotonic() - began, model.state_dict)
             if run.complete and not options.full_record:
                 record.clear()
             return outcome

@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import json
 import logging
-import traceback
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from itertools import product
 from math import nan
 from pathlib import Path
 from typing import TypedDict
 
 from offbeat.core.errors import ConfigError, RunError, escape_unprintable, unknown_name
-from offbeat.engine import Status, Target, write_atomically
-from offbeat.engine.virtual import INTERRUPTED
+from offbeat.engine import Target, write_atomically
 from offbeat.experiment.run import execution as runs
-from offbeat.experiment.run import identity, parallel_runs, pooled_runs, run_lock
+from offbeat.experiment.run import identity, parallel_runs, pooled_runs, run_group, run_lock
 from offbeat.experiment.run.checksums import JsonObject
 from offbeat.experiment.scripted.scripted_run import ScriptedRun
 from offbeat.experiment.spec import methods
 from offbeat.experiment.spec.config import Experiment
 from offbeat.metrics import MethodRow, Summary, average_over_seeds, curves, speed_up
-from offbeat.workers import Work, registry
+from offbeat.workers import registry
 
 log = logging.getLogger("offbeat")
 
@@ -138,14 +137,12 @@ class Comparison:
         by_seed = self.finished() if summaries is None else summaries
         by_method = {name: list(seeds.values()) for name, seeds in by_seed.items()}
         base, relative = by_method.get(self.checked(reference), []), self.relative_times(reference)
-        return [
-            average_over_seeds(
-                name,
-                values,
-                {"speedup": speed_up(values, base), "relative_time": relative.get(name, nan)},
-                by_seed[name],
-            )
+        comparisons = {
+            name: {"speedup": speed_up(values, base), "relative_time": relative.get(name, nan)}
             for name, values in by_method.items()
+        }
+        return [
+            average_over_seeds(name, values, comparisons[name], by_seed[name]) for name, values in by_method.items()
         ]
 
     def relative_times(self, reference: str | None = None, target: Target | None = None) -> dict[str, float]:
@@ -191,23 +188,19 @@ def create_comparison(
         raise ConfigError(f"{folder} already holds a comparison: resume it with '{resume}', or choose another --out")
     if runs.Run(folder).experiment_file.exists() or runs.Run(folder).scripted:
         raise ConfigError(f"{folder} already holds a run: choose another --out")
-    against = reference if reference in experiments else next(iter(experiments))
     folder_by_label = methods.folder_names(experiments)
-    identities: dict[int, list[tuple[Experiment, identity.Identity]]] = {}
+    identities: list[tuple[Experiment, identity.Identity]] = []
     entries: list[RunEntry] = []
-    for name, experiment in experiments.items():
-        for seed in seeds:
-            seeded, sub = replace(experiment, seed=seed), f"{folder_by_label[name]}-seed{seed}"
-            script = scripts[name, seed] if scripts else None
-            if script is not None and runs.Run(folder / sub).scripted:
-                script.check_same_call(folder / sub)
-            else:
-                world = None if script else _shared_identity(seeded, identities.setdefault(seed, []))
-                runs.create_run(folder / sub, seeded, command, world=world, worker=worker, memory=memory, script=script)
-            entries.append({"strategy": name, "seed": seed, "folder": sub})
-    manifest = {"reference": against, "runs": entries, **(more or {})}
-    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
-    return Comparison(folder)
+    for name, seed in product(experiments, seeds):
+        seeded, run = replace(experiments[name], seed=seed), runs.Run(folder / f"{folder_by_label[name]}-seed{seed}")
+        script = scripts[name, seed] if scripts else None
+        if script is not None and run.scripted:
+            script.check_same_call(run.folder)
+        else:
+            world = None if script else _shared_identity(seeded, identities)
+            runs.create_run(run.folder, seeded, command, world=world, worker=worker, memory=memory, script=script)
+        entries.append({"strategy": name, "seed": seed, "folder": run.folder.name})
+    return _write_manifest(folder, reference, entries, more)
 
 
 def add_runs(
@@ -224,34 +217,35 @@ def add_runs(
     pairs: Label and seed of each run.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    comparison, order = Comparison(folder), list(experiments)
-    folder_by_label = methods.folder_names(experiments)
+    folder_by_label, order = methods.folder_names(experiments), list(experiments)
+    identities: list[tuple[Experiment, identity.Identity]] = []
     with run_lock.exclusive_lock(folder):
-        existing = comparison.layout() if (folder / MANIFEST).is_file() else []
+        existing = Comparison(folder).layout() if (folder / MANIFEST).is_file() else []
         entries = {(entry["strategy"], entry["seed"]): entry for entry in existing}
-        identities: dict[int, list[tuple[Experiment, identity.Identity]]] = {}
         for name, seed in pairs:
-            seeded, sub = replace(experiments[name], seed=seed), f"{folder_by_label[name]}-seed{seed}"
-            entry = entries.get((name, seed))
-            run = runs.Run(folder / (sub if entry is None else entry["folder"]))
+            seeded, entry = replace(experiments[name], seed=seed), entries.get((name, seed))
+            run = runs.Run(folder / (entry["folder"] if entry else f"{folder_by_label[name]}-seed{seed}"))
             if run.experiment_file.is_file():
                 identity.check_experiment_file(run.folder, run.experiment(), seeded)
             else:
-                runs.create_run(
-                    run.folder, seeded, world=_shared_identity(seeded, identities.setdefault(seed, [])), worker=worker
-                )
+                runs.create_run(run.folder, seeded, world=_shared_identity(seeded, identities), worker=worker)
             entries[name, seed] = {"strategy": name, "seed": seed, "folder": run.folder.name}
         # runs without an experiment come last
         order += [name for name, _ in entries if name not in order]
-        listed = sorted(entries.values(), key=lambda e: (order.index(e["strategy"]), e["seed"]))
-        against = reference if any(e["strategy"] == reference for e in listed) else listed[0]["strategy"]
-        manifest = {"reference": against, "runs": listed, **(more or {})}
-        write_atomically(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
-    return comparison
+        in_order = sorted(entries.values(), key=lambda entry: (order.index(entry["strategy"]), entry["seed"]))
+        return _write_manifest(folder, reference, in_order, more)
+
+
+def _write_manifest(folder: Path, reference: str, entries: list[RunEntry], more: JsonObject | None) -> Comparison:
+    """Write the manifest; if no run has the label `reference`, the first label is the reference."""
+    labels = [entry["strategy"] for entry in entries]
+    manifest = {"reference": reference if reference in labels else labels[0], "runs": entries, **(more or {})}
+    write_atomically(folder / MANIFEST, json.dumps(manifest, indent=2).encode())
+    return Comparison(folder)
 
 
 def _shared_identity(experiment: Experiment, known: list[tuple[Experiment, identity.Identity]]) -> identity.Identity:
-    """Compute the identity once for all methods of a seed, because the data may be large."""
+    """Compute the identity once for all experiments that differ only in their strategy, because data may be large."""
     for other, world in known:
         if replace(other, strategy=experiment.strategy) == experiment:
             return world
@@ -262,7 +256,7 @@ def _shared_identity(experiment: Experiment, known: list[tuple[Experiment, ident
 def execute_comparison(
     comparison: Comparison,
     jobs: int | None = None,
-    on_progress: parallel_runs.OnProgress | None = None,
+    on_progress: run_group.OnProgress | None = None,
     worker: str | None = None,
     memory: str | None = None,
 ) -> bool:
@@ -292,7 +286,7 @@ def execute_comparison(
             return parallel_runs.execute_in_parallel(several, at_once, on_progress, each, memory)
         except parallel_runs.ForksUnfit as reason:
             log.warning("forked processes cannot train here (%s): executing runs one after the other", reason)
-    return _execute_one_by_one(several, on_progress, worker, memory)
+    return run_group.execute_one_by_one(several, on_progress, worker, memory)
 
 
 def _auto_choice(todo: list[runs.Run], cores: int) -> registry.WorkerChoice:
@@ -304,46 +298,3 @@ def _auto_choice(todo: list[runs.Run], cores: int) -> registry.WorkerChoice:
 def _all_cores(choice: registry.WorkerChoice) -> registry.WorkerChoice:
     """Remove the number of cores from a choice that was made for one of several runs."""
     return choice if registry.device_of(choice) != "cpu" else registry.WorkerChoice(choice.name)
-
-
-def _execute_one_by_one(
-    several: list[runs.Run], on_progress: parallel_runs.OnProgress | None, worker: str | None, memory: str | None
-) -> bool:
-    """Execute runs one after the other; if some fail, continue, and raise the first error at the end."""
-    shares, work = [float(run.complete) for run in several], Work()
-    failed: dict[Path, Exception] = {}
-    broken = False  # whether an error came from the progress callback
-
-    def report(index: int, share: float) -> None:
-        nonlocal broken
-        shares[index] = share
-        if on_progress is not None:
-            broken = True
-            on_progress(list(shares), work)
-            broken = False
-
-    def watch(index: int) -> Callable[[Status], None]:
-        return lambda status: report(index, status.share)
-
-    for index, run in enumerate(several):
-        try:
-            outcome = runs.execute_run(run, watch(index), worker=worker, memory=memory, work=work)
-        except Exception as error:
-            if broken:
-                raise
-            log.warning("%s", runs.describe_failure(run.folder, error))
-            _clear_tracebacks(error)
-            failed[run.folder] = error
-            continue
-        if outcome is not None and outcome.reason == INTERRUPTED:
-            return False
-        report(index, 1.0)
-    runs.raise_failures(failed)
-    return True
-
-
-def _clear_tracebacks(error: BaseException | None) -> None:
-    """Clear the frames of an error, which would keep the model, data and memory of its run alive."""
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__

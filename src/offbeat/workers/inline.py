@@ -22,23 +22,29 @@ class JobBlock:
 
 
 class Inline:
+    """A worker that keeps jobs until they are collected, and trains them then."""
+
     def __init__(self, train: Train) -> None:
         self._train = train
         self._jobs: dict[int, Job] = {}
 
     def submit(self, job: Job, due: float) -> None:
+        """Keep a job until it is collected."""
         self._jobs[job.ticket] = job
 
     def cancel(self, ticket: int) -> None:
+        """Drop a job."""
         self._jobs.pop(ticket, None)
 
     def collect(self, tickets: Collection[int]) -> list[Answer]:
+        """Train the jobs with these tickets."""
         answers: list[Answer] = []
         for ticket in tickets:  # faster than a comprehension, because there is usually one ticket
             answers.append(train_or_fail(self._train, self._jobs.pop(ticket)))
         return answers
 
     def close(self) -> None:
+        """Drop all jobs."""
         self._jobs.clear()
 
 
@@ -50,13 +56,3 @@ def train_or_fail(train: Train, work: Job | JobBlock) -> Any:
         raise  # a problem of this machine, not of the client's job
     except Exception as error:
         return Failure(work.ticket, describe_error(error))
-
-
-def jobs_of(work: Job | JobBlock) -> tuple[Job, ...]:
-    return work.jobs if isinstance(work, JobBlock) else (work,)
-
-
-def describe_work(work: Job | JobBlock) -> str:
-    if isinstance(work, JobBlock):
-        return f"a stack of {len(work.jobs)} jobs"
-    return f"job {work.index} of client {work.client}"

@@ -17,7 +17,7 @@ from typing import Any, ClassVar, Generic, Protocol, TypeVar
 from offbeat.core.errors import RunError, to_single_line
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
-from offbeat.workers.inline import JobBlock, Train, describe_work, train_or_fail
+from offbeat.workers.inline import JobBlock, Train, train_or_fail
 from offbeat.workers.process_pool import ANSWER, UNSENDABLE, decode_text
 from offbeat.workers.shared_memory_codec import Unsendable
 
@@ -30,11 +30,12 @@ MAX_DEATHS = 3  # deaths of members during the same job, after which the job is 
 
 
 def usable_cores() -> int:
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def job_fields(work: Job | JobBlock) -> tuple[Any, ...]:
-    """Convert a job or block to a tuple that can be pickled; mappings become dicts, as not all kinds can be."""
+def job_fields(work: Job | JobBlock) -> tuple[object, ...]:
+    """Convert a job or block to a tuple that can be pickled; its mappings become dicts, which can always be pickled."""
     if isinstance(work, JobBlock):
         return work.ticket, tuple(map(job_fields, work.jobs))
     job, local = work, work.work
@@ -44,6 +45,7 @@ def job_fields(work: Job | JobBlock) -> tuple[Any, ...]:
 
 
 def job_from_fields(fields: tuple[Any, ...]) -> Job | JobBlock:
+    """Rebuild a job or block from the result of `job_fields`."""
     if len(fields) == 2:
         return JobBlock(fields[0], tuple(map(job_from_fields, fields[1])))  # type: ignore[arg-type]
     ticket, client, index, base, version, local, num_examples, memory, seed, started = fields
@@ -55,7 +57,7 @@ class QueueMember(Protocol):
 
     @property
     def jobs(self) -> deque[tuple[Any, int, float]]:
-        """The jobs sent to it: (how it was sent, ticket, due), in this order."""
+        """The jobs sent to it, the earliest first: (handle of the subclass, ticket, due)."""
         ...
 
 
@@ -67,7 +69,10 @@ Member = TypeVar("Member", bound=QueueMember)
 
 
 class JobQueue(ABC, Generic[Member]):
-    """A worker that sends jobs, or blocks of jobs, to its members."""
+    """A worker that sends jobs, or blocks of jobs, to its members.
+
+    Members are started when the first result is collected. The jobs of a member that dies are sent again.
+    """
 
     name: ClassVar[str]  # of the worker
     destination: ClassVar[str]  # for messages: where jobs are sent
@@ -80,16 +85,17 @@ class JobQueue(ABC, Generic[Member]):
         self._order: list[tuple[float, int]] = []  # heap of (due, ticket); may contain jobs that are no longer unsent
         self._local: set[int] = set()  # jobs that cannot be sent, which this process trains
         self._answers: dict[int, Any] = {}  # not yet collected
-        self._deaths: dict[int, int] = {}  # deaths while a job was in training; 0: it was waiting at a member that died
+        self._deaths: dict[int, int] = {}  # ticket -> members that died while they trained it; 0: while it waited there
         self._members: list[Member] = []
         self._started = False
         self._inline_only = False  # no member can train, so this process does
-        self._max_ahead = 0  # answers that may wait
-        self._warned: set[str] = set()
+        self._max_ahead = 0  # limit of answers that are in training or not yet collected
+        self._warned: set[str] = set()  # the beginnings of warnings that were logged
 
     # ------------------------------------------------------------ interface of a worker
 
     def submit(self, job: Job | JobBlock, due: float) -> None:
+        """Enqueue a job, and send it if a member is free."""
         self._jobs[job.ticket] = job
         self._enqueue(job.ticket, due)
         if self._started:
@@ -97,19 +103,22 @@ class JobQueue(ABC, Generic[Member]):
             self._send_jobs()
 
     def cancel(self, ticket: int) -> None:
+        """Drop a job; its answer is ignored if a member is training it."""
         for tickets in (self._jobs, self._unsent, self._answers, self._deaths):
             tickets.pop(ticket, None)
         self._local.discard(ticket)
 
     def collect(self, tickets: Collection[int]) -> list[Any]:
+        """Wait for the answers to these tickets."""
         for ticket in tickets:
             if ticket in self._unsent:
                 heappush(self._order, (-inf, ticket))  # needed now, whatever its due time
         if not self._started:
             self._start()
-        return [self._answer(ticket) for ticket in tickets]
+        return [self._collect_answer(ticket) for ticket in tickets]
 
     def close(self) -> None:
+        """End all members and drop all jobs."""
         self._end_members()
         for tickets in (self._jobs, self._unsent, self._order, self._local, self._answers, self._deaths):
             tickets.clear()
@@ -130,7 +139,7 @@ class JobQueue(ABC, Generic[Member]):
         """Return the member that gets this job now, or None."""
 
     @abstractmethod
-    def _send(self, member: Member, job: Any, due: float) -> bool:
+    def _send(self, member: Member, job: Job | JobBlock, due: float) -> bool:
         """Send a job and append it to the member's jobs.
 
         Returns False if it cannot be sent now. Raises Unsendable if it never can, MemberLost if the member died.
@@ -142,15 +151,21 @@ class JobQueue(ABC, Generic[Member]):
 
     # ------------------------------------------------------------ jobs
 
+    def _submitted_jobs(self) -> list[Job]:
+        """Return all jobs that are not collected yet, including those in blocks."""
+        return [job for work in self._jobs.values() for job in (work.jobs if isinstance(work, JobBlock) else [work])]
+
     def _enqueue(self, ticket: int, due: float) -> None:
+        """Add a job to those that are not sent yet."""
         self._unsent[ticket] = due
         heappush(self._order, (due, ticket))
 
-    def _answer(self, ticket: int) -> Any:
+    def _collect_answer(self, ticket: int) -> object:
+        """Wait for the answer to a ticket, remove the job and return the answer."""
         if ticket not in self._jobs:
             raise KeyError(ticket)
         self._receive_answers(timeout=0.0)
-        self._obtain(ticket)
+        self._wait_for_answer(ticket)
         answer = self._answers.pop(ticket)
         self.cancel(ticket)
         self._send_jobs()
@@ -158,16 +173,17 @@ class JobQueue(ABC, Generic[Member]):
             raise answer
         return answer
 
-    def _obtain(self, ticket: int) -> None:
-        """Wait until the answer has arrived."""
+    def _wait_for_answer(self, ticket: int) -> None:
+        """Wait until the answer to a ticket has arrived."""
         while ticket not in self._answers:
             self._send_jobs(ticket)
             if ticket in self._local or self._inline_only:
                 self._train_here(ticket)
             else:
-                self._wait_for_answer()
+                self._wait_for_any_answer()
 
-    def _wait_for_answer(self) -> None:
+    def _wait_for_any_answer(self) -> None:
+        """Wait until an answer has arrived."""
         self._receive_answers()
 
     def _train_here(self, ticket: int) -> None:
@@ -182,7 +198,7 @@ class JobQueue(ABC, Generic[Member]):
         return self._order[0] if self._order else None
 
     def _send_jobs(self, needed: int | None = None) -> None:
-        """Send as many jobs as keep all members busy; the job needed now does not count as ahead of its time."""
+        """Send jobs until all members are busy or enough results are computed ahead; `needed` may exceed that limit."""
         while not self._inline_only and (first := self._most_urgent()) is not None:
             due, ticket = first
             in_training = sum(len(member.jobs) for member in self._members)
@@ -209,7 +225,7 @@ class JobQueue(ABC, Generic[Member]):
     def _store_answer(
         self, ticket: int, kind: int, body: bytes | memoryview, unpack_body: Callable[[], object]
     ) -> None:
-        """Store the answer to a job, unless it was cancelled."""
+        """Store the answer to a job, unless the job was cancelled; `kind` is the kind of the message."""
         if ticket not in self._jobs:
             return
         if kind == ANSWER:
@@ -220,6 +236,7 @@ class JobQueue(ABC, Generic[Member]):
             self._answers[ticket] = MemoryError(decode_text(body))
 
     def _keep_local(self, ticket: int, reason: str) -> None:
+        """Let this process train a job that cannot be sent."""
         self._local.add(ticket)
         self._warn_once(
             f"worker {self.name}: a job cannot be sent to {self.destination} ({to_single_line(reason)}): "
@@ -233,13 +250,19 @@ class JobQueue(ABC, Generic[Member]):
                 continue  # cancelled
             self._deaths[ticket] = self._deaths.get(ticket, 0) + (number == 0)
             if self._deaths[ticket] >= MAX_DEATHS:
+                job = self._jobs[ticket]
+                if isinstance(job, JobBlock):
+                    name = f"a stack of {len(job.jobs)} jobs"
+                else:
+                    name = f"job {job.index} of client {job.client}"
                 raise RunError(
-                    f"{describe_work(self._jobs[ticket])} ended {MAX_DEATHS} processes, the last one {description}: "
+                    f"{name} ended {MAX_DEATHS} processes, the last one {description}: "
                     f"{self.death_causes}; with --worker inline it would end the run itself"
                 )
             self._enqueue(ticket, due)
 
     def _warn_once(self, line: str) -> None:
+        """Log a warning, unless one with the same text before the first bracket was logged."""
         key = line.partition("(")[0]
         if key not in self._warned:
             self._warned.add(key)

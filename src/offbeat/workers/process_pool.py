@@ -23,7 +23,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.process import BaseProcess
 from struct import Struct
-from typing import Any, Generic, NamedTuple, NoReturn, TypeVar
+from typing import Generic, NamedTuple, NoReturn, TypeVar
 
 from offbeat.core.threads import explain_fork_failure, one_thread
 from offbeat.engine import keep_freed_memory
@@ -36,10 +36,12 @@ _HEADER = Struct("<BqI")  # kind, number, count of tensors that follow
 _SET_PARENT_DEATH_SIGNAL = 1
 _RICH_STREAMS = "rich.file_proxy"  # module of the standard streams while a progress bar is drawn
 
-Serve = Callable[[Connection], Any]  # the work of a child process, until its pipe closes
+Serve = Callable[[Connection], object]  # the work of a child process, until its pipe closes
 
 
 class Message(NamedTuple):
+    """A message between a process and its parent."""
+
     kind: int  # to the parent: a constant above; to a child: defined by its work
     number: int  # of a job or run
     body: bytes | memoryview
@@ -47,18 +49,21 @@ class Message(NamedTuple):
 
 
 def send(pipe: Connection, message: Message) -> None:
+    """Send a message; raise an error in `CLOSED` if the other end is closed."""
     pipe.send_bytes(_HEADER.pack(message.kind, message.number, len(message.tensors)) + message.body)
     for tensor in message.tensors:
         pipe.send_bytes(tensor)
 
 
 def receive(pipe: Connection) -> Message:
+    """Wait for a message; raise an error in `CLOSED` if the other end is closed."""
     content = memoryview(pipe.recv_bytes())
     kind, number, tensors = _HEADER.unpack_from(content)
     return Message(kind, number, content[_HEADER.size :], [pipe.recv_bytes() for _ in range(tensors)])
 
 
 def decode_text(body: bytes | memoryview) -> str:
+    """Decode the body of a message that is a text."""
     return bytes(body).decode(errors="replace")
 
 
@@ -66,7 +71,7 @@ def decode_text(body: bytes | memoryview) -> str:
 
 
 class ChildProcess:
-    """A child process as its parent sees it."""
+    """A child process as its parent sees it; `spawned` is set if it was not forked."""
 
     def __init__(self, pid: int, pipe: Connection, spawned: BaseProcess | None = None) -> None:
         self.pid, self.pipe, self._spawned = pid, pipe, spawned
@@ -83,7 +88,7 @@ class ChildProcess:
                 if kill:
                     os.kill(self.pid, signal.SIGKILL)
                 _, status = os.waitpid(self.pid, 0)
-        except ChildProcessError:  # other code has waited for it: the number may belong to another process by now
+        except ChildProcessError:  # other code has waited for it, so its id may belong to another process now
             return "died"
         code = os.waitstatus_to_exitcode(status)
         with suppress(ValueError):
@@ -95,7 +100,7 @@ P = TypeVar("P", bound=ChildProcess)
 
 
 class ProcessPool(Generic[P]):
-    """The child processes of one owner; they are ended with the pool at the latest.
+    """The child processes of one owner; they end when the pool is deleted at the latest.
 
     With `kill`, processes are killed at the end of the pool and if the parent dies. Otherwise they notice that their
     pipe is closed, and end on their own, for example after writing a checkpoint.
@@ -109,7 +114,7 @@ class ProcessPool(Generic[P]):
         self._finalizer = weakref.finalize(self, _end_processes, self.processes, kill, os.getpid())
 
     def fork(self, serve: Serve, make: Callable[[int, Connection], P]) -> P:
-        """Fork a process with one thread; it is in the pool before a Ctrl-C is handled."""
+        """Fork a process with one thread, whose work is `serve`; it is in the pool before a Ctrl-C is handled."""
         ours, theirs = Pipe()
         inherited = [ours, *(process.pipe for process in self.processes)]
         parent, libc = os.getpid(), ctypes.CDLL(None)  # loaded before the fork
@@ -130,19 +135,20 @@ class ProcessPool(Generic[P]):
 
     def spawn(self, serve: Serve, make: Callable[[int, Connection, BaseProcess], P]) -> P:
         """Start a new Python process, on systems or for work that cannot be forked."""
-        context: Any = multiprocessing.get_context("spawn")
+        context = multiprocessing.get_context("spawn")
         resource_tracker.ensure_running()  # started later, it would unblock the signals
         ours, theirs = context.Pipe()
         try:
             with deferred_signals():
                 process = context.Process(target=_run_child, args=(serve, theirs, self._kill))
                 process.start()
+                assert process.pid is not None
                 return self._add(make(process.pid, ours, process))
         finally:
             theirs.close()
 
     def wait(self, timeout: float | None = None) -> list[P]:
-        """Return processes that sent a message or died, after at most `timeout` seconds (None: when there is one)."""
+        """Wait until a process has sent a message or died, at most `timeout` seconds, and return those that have."""
         events = self._poll.poll(None if timeout is None else 1000 * timeout)
         return [self._by_descriptor[descriptor] for descriptor, _ in events]
 
@@ -160,6 +166,7 @@ class ProcessPool(Generic[P]):
         self._by_descriptor.clear()
 
     def _add(self, process: P) -> P:
+        """Add a process that was started."""
         self.processes.append(process)
         self._by_descriptor[process.pipe.fileno()] = process
         self._poll.register(process.pipe.fileno(), select.POLLIN)
@@ -256,6 +263,7 @@ def _reopen_streams() -> None:
 
 
 def flush_streams() -> None:
+    """Flush the standard streams."""
     for stream in (sys.stdout, sys.stderr):
         with suppress(Exception):
             stream.flush()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from multiprocessing.connection import Connection
@@ -17,7 +17,7 @@ from multiprocessing.connection import Connection
 from offbeat.core.errors import describe_error, to_single_line
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalRule
-from offbeat.workers.inline import JobBlock, Train, jobs_of, train_or_fail
+from offbeat.workers.inline import JobBlock, Train, train_or_fail
 from offbeat.workers.job_queue import JOBS_PER_MEMBER, JobQueue, MemberLost, job_fields, job_from_fields, usable_cores
 from offbeat.workers.process_pool import (
     ANSWER,
@@ -44,25 +44,25 @@ Slot = tuple[SharedMemory, SharedMemory]  # for a job, and for its answer
 
 
 class JobProcess(ChildProcess):
-    """A process that trains jobs, as its parent sees it."""
+    """A process that trains jobs, as its parent sees it; each job that is sent occupies a slot of shared memory."""
 
     def __init__(self, slots: list[Slot], pid: int, pipe: Connection) -> None:
         super().__init__(pid, pipe)
         self.slots = slots
-        self.free = list(range(len(slots)))
+        self.free_slots = list(range(len(slots)))
         self.jobs: deque[tuple[int, int, float]] = deque()  # (slot, ticket, due), in the order they were sent
 
-    def load(self) -> int:
-        return len(self.jobs)
-
     def send_job(self, job: Job | JobBlock, due: float, inherited: dict[int, int]) -> bool:
-        """Return False if the job is too large to be sent while the process is busy: both would wait forever."""
-        slot = self.free[-1]
+        """Send a job, unless the process is busy and the job is too large for the pipe: both sides would wait forever.
+
+        inherited: id of an object that the process has already -> number of the object
+        """
+        slot = self.free_slots[-1]
         message = pack(job_fields(job), self.slots[slot][0], inherited, exact=True)
         if self.jobs and message.size > PIPE_BYTES:
             return False
         send(self.pipe, Message(slot, job.ticket, message.body, message.tensors))
-        self.free.pop()
+        self.free_slots.pop()
         self.jobs.append((slot, job.ticket, due))
         return True
 
@@ -88,19 +88,22 @@ class Processes(JobQueue[JobProcess]):
         self._rule_numbers: dict[int, int] = {}
 
     def close(self) -> None:
+        """End all processes and drop all jobs."""
         super().close()
         self._limit = self._count
 
     # ------------------------------------------------------------ jobs
 
-    def _obtain(self, ticket: int) -> None:
+    def _wait_for_answer(self, ticket: int) -> None:
+        """Wait until a job is answered; with `helps`, train it here unless it was sent."""
         if self._helps and ticket in self._unsent:
             del self._unsent[ticket]
             self._send_jobs()
             self._train_here(ticket)
-        super()._obtain(ticket)
+        super()._wait_for_answer(ticket)
 
-    def _wait_for_answer(self) -> None:
+    def _wait_for_any_answer(self) -> None:
+        """Wait until an answer has arrived; with `helps`, train the most urgent job instead of waiting."""
         if self._helps and (other := self._most_urgent()) is not None:
             self._train_here(other[1])
             self._receive_answers(timeout=0.0)
@@ -108,6 +111,7 @@ class Processes(JobQueue[JobProcess]):
             self._receive_answers()
 
     def _send(self, member: JobProcess, job: Job | JobBlock, due: float) -> bool:
+        """Send a job; replace the process if it died."""
         try:
             return member.send_job(job, due, self._rule_numbers)
         except CLOSED:
@@ -115,14 +119,16 @@ class Processes(JobQueue[JobProcess]):
             raise MemberLost from None
 
     def _free_member(self, ticket: int) -> JobProcess | None:
+        """Return the least busy process if it has a free slot; with `helps`, only if it has no job."""
         member = self._least_busy()
-        return None if member is None or not member.free or (self._helps and member.jobs) else member
+        return None if member is None or not member.free_slots or (self._helps and member.jobs) else member
 
     # ------------------------------------------------------------ processes
 
     def _start(self) -> None:
+        """Prepare what the processes inherit: the rules of the first jobs, and memory for their models."""
         self._started = True
-        jobs = [job for work in self._jobs.values() for job in jobs_of(work)]
+        jobs = self._submitted_jobs()
         rules = {id(rule): rule for job in jobs if (rule := job.work.rule) is not None}
         self._rules = list(rules.values())
         self._rule_numbers = {id(rule): number for number, rule in enumerate(self._rules)}
@@ -131,7 +137,7 @@ class Processes(JobQueue[JobProcess]):
 
     def _least_busy(self) -> JobProcess | None:
         """Return the least busy process, or a new one if all are busy and the limit allows it."""
-        member = min(self._members, key=JobProcess.load, default=None)
+        member = min(self._members, key=lambda member: len(member.jobs), default=None)
         if (member is not None and not member.jobs) or len(self._members) >= self._limit:
             return member
         slots = [(_allocate(self._model_bytes), _allocate(self._model_bytes)) for _ in range(JOBS_PER_MEMBER)]
@@ -155,6 +161,7 @@ class Processes(JobQueue[JobProcess]):
         log.warning("a worker process %s; it is replaced, and its job is repeated", description)
 
     def _receive_answers(self, timeout: float | None = None) -> None:
+        """Store the answers that have arrived, and replace processes that died; without a timeout, wait for one."""
         for member in self._pool.wait(timeout):
             if member.pipe.closed:
                 continue  # removed while another message was handled
@@ -164,6 +171,7 @@ class Processes(JobQueue[JobProcess]):
                 self._replace(member)
 
     def _handle(self, member: JobProcess, message: Message) -> None:
+        """Store an answer; if forks cannot train, train in this process from now on."""
         if message.kind == UNFIT:
             reason = to_single_line(decode_text(message.body))
             log.warning("worker processes: forks cannot train here (%s): inline is used", reason)
@@ -171,15 +179,17 @@ class Processes(JobQueue[JobProcess]):
             self._end_members()
             return
         slot, _, _ = member.jobs.popleft()
-        unpack_answer: Callable[[], object] = lambda: unpack(message.body, message.tensors, member.slots[slot][1])  # noqa: E731
-        self._store_answer(message.number, message.kind, message.body, unpack_answer)
-        member.free.append(slot)
+        body, memory = message.body, member.slots[slot][1]
+        self._store_answer(message.number, message.kind, body, lambda: unpack(body, message.tensors, memory))
+        member.free_slots.append(slot)
 
     def _end_members(self) -> None:
+        """End all processes."""
         self._pool.end()
 
 
 def _allocate(model_bytes: int) -> SharedMemory:
+    """Allocate shared memory for several models of this size, or for fewer if there is too little memory."""
     for models in MODELS_IN_SHARED_MEMORY:
         with suppress(OSError, ValueError, OverflowError):
             return SharedMemory(models * model_bytes + (PIPE_BYTES if models else 0))
@@ -193,22 +203,19 @@ def _serve(train: Train, slots: Sequence[Slot], rules: Sequence[LocalRule], pipe
     """Train the jobs that arrive on the pipe, one after the other."""
     while True:
         job = receive(pipe)
-        try:
-            kind, body, tensors = _answer(train, job, slots[job.kind], rules)
-        except Unsendable as reason:
-            kind, body, tensors = UNSENDABLE, str(reason).encode(), []
-        except MemoryError as error:
-            kind, body, tensors = NO_MEMORY, str(error).encode(), []
-        send(pipe, Message(kind, job.number, body, tensors))
+        send(pipe, _train_message(train, job, slots[job.kind], rules))
         flush_streams()
 
 
-def _answer(train: Train, job: Message, slot: Slot, rules: Sequence[LocalRule]) -> tuple[int, bytes, list[bytes]]:
+def _train_message(train: Train, job: Message, slot: Slot, rules: Sequence[LocalRule]) -> Message:
+    """Train the job in a message and return the answer; `slot` is the shared memory for both."""
     try:
         work = job_from_fields(unpack(job.body, job.tensors, slot[0], rules, copy=False))
-    except MemoryError:
-        raise
-    except Exception as error:  # for example a class that was defined after the fork
-        raise Unsendable(describe_error(error)) from None
-    answer = pack(train_or_fail(train, work), slot[1])
-    return ANSWER, answer.body, answer.tensors
+        answer = pack(train_or_fail(train, work), slot[1])
+    except MemoryError as error:
+        return Message(NO_MEMORY, job.number, str(error).encode())
+    except Unsendable as reason:
+        return Message(UNSENDABLE, job.number, str(reason).encode())
+    except Exception as error:  # the job cannot be decoded, for example because a class was defined after the fork
+        return Message(UNSENDABLE, job.number, describe_error(error).encode())
+    return Message(ANSWER, job.number, answer.body, answer.tensors)

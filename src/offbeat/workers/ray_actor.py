@@ -33,8 +33,13 @@ class NumericEnvironment:
 
     @classmethod
     def current(cls) -> NumericEnvironment:
-        cpu = f"{_model_of_cpu()} ({platform.machine()} {torch.backends.cpu.get_cpu_capability()})"
-        return cls(torch.__version__, cpu, _version())
+        """Return the properties of this machine."""
+        cpu = f"{_cpu_model()} ({platform.machine()} {torch.backends.cpu.get_cpu_capability()})"
+        try:
+            version = metadata.version("offbeat")
+        except metadata.PackageNotFoundError:
+            version = "not installed"
+        return cls(torch.__version__, cpu, version)
 
     def difference(self, other: NumericEnvironment) -> str | None:
         """Describe the differences of the other environment, or return None."""
@@ -43,14 +48,7 @@ class NumericEnvironment:
         return text or None
 
 
-def _version() -> str:
-    try:
-        return metadata.version("offbeat")
-    except metadata.PackageNotFoundError:
-        return "not installed"
-
-
-def _model_of_cpu() -> str:
+def _cpu_model() -> str:
     """Return the CPU model, which libraries beneath PyTorch also use to select algorithms."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
@@ -71,6 +69,7 @@ class TorchSettings:
 
     @classmethod
     def current(cls) -> TorchSettings:
+        """Return the settings of this process."""
         return cls(
             torch.get_default_dtype(),
             torch.get_float32_matmul_precision(),
@@ -100,39 +99,33 @@ class TrainingActor:
     """Trains jobs one after the other; it returns errors as answers, because Ray would wrap raised errors."""
 
     def __init__(self) -> None:
-        self._train: Train | None = None
-        self._placed: object = None  # keeps the memory of the data alive
+        self._train: Train | None = None  # None until `load` succeeded
+        self._packed: object = None  # keeps the memory of the data alive
         self._threads = ExitStack()
 
-    def load(self, settings: TorchSettings, placed: tuple[bytes, TensorBytes]) -> ActorReport:
+    def load(self, settings: TorchSettings, packed: tuple[bytes, TensorBytes]) -> ActorReport:
         """Load the trainer; large data stays in memory that the actors of a node share."""
         node = ray.util.get_node_ip_address()
         try:
             settings.apply()
             self._threads.enter_context(one_thread())
-            self._placed = placed
-            self._train = unpack_trainer(*placed)
+            self._packed = packed
+            self._train = unpack_trainer(*packed)
         except Exception as error:
             return ActorReport(node, os.getpid(), unfit=describe_error(error))
         return ActorReport(node, os.getpid(), NumericEnvironment.current())
 
     def train(self, body: bytes, *blocks: TensorBytes) -> ActorAnswer:
-        try:
-            return self._answer(body, blocks)
-        except Unsendable as reason:
-            return UNSENDABLE, str(reason).encode(errors="replace"), []
-        except MemoryError as error:
-            return NO_MEMORY, str(error).encode(errors="replace"), []
-
-    def _answer(self, body: bytes, blocks: tuple[TensorBytes, ...]) -> ActorAnswer:
         """Train the job that `body` and its tensor `blocks` encode, and return the encoded result."""
         if self._train is None:
             return UNFIT, b"the actor has no trainer", []
         try:
             job = job_from_fields(unpack(body, blocks))
-        except MemoryError:
-            raise
-        except Exception as error:  # for example a class that does not exist here
-            raise Unsendable(describe_error(error)) from None
-        answer, large = pack(train_or_fail(self._train, job), exact=False)
+            answer, large = pack(train_or_fail(self._train, job), exact=False)
+        except MemoryError as error:
+            return NO_MEMORY, str(error).encode(errors="replace"), []
+        except Unsendable as reason:
+            return UNSENDABLE, str(reason).encode(errors="replace"), []
+        except Exception as error:  # the job cannot be decoded, for example because a class does not exist here
+            return UNSENDABLE, describe_error(error).encode(errors="replace"), []
         return ANSWER, answer, [tensor_bytes(tensor) for tensor in large]

@@ -20,29 +20,31 @@ from types import ModuleType
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from ray import cloudpickle
 from torch import Tensor, nn
 
 from offbeat.core.vector import ALIGNMENT
 from offbeat.training import rebuild_parameter
-from offbeat.workers.shared_memory_codec import Unsendable, check_tensor
+from offbeat.workers.shared_memory_codec import check_tensor, dump_or_refuse
 
 LARGE = 1 << 16  # bytes; smaller tensors are cheaper in the body than as separate objects
 INSTALLED = {"site-packages", "dist-packages"}
 
-TensorBytes = np.ndarray[Any, np.dtype[np.uint8]]
-TensorKind = tuple[torch.dtype, tuple[int, ...]]
+TensorBytes = npt.NDArray[np.uint8]
+Token = tuple[torch.dtype, tuple[int, ...], bytes | int]  # dtype, shape, and the bytes or their position
 
 
 # ------------------------------------------------------------ jobs and answers
 
 
-def pack(value: Any, exact: bool) -> tuple[bytes, list[Tensor]]:
+def pack(value: object, exact: bool) -> tuple[bytes, list[Tensor]]:
     """Return the body and the large tensors, each once; `exact` is explained in `shared_memory_codec.pack`."""
     file = BytesIO()
     packer = _Packer(file, exact)
-    _pickle(packer, value)
+    with _pickled_by_value():
+        dump_or_refuse(packer, value)
     return file.getvalue(), packer.large
 
 
@@ -59,21 +61,22 @@ def tensor_bytes(tensor: Tensor) -> TensorBytes:
 
 
 class _Packer(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """A pickler that stores small tensors as bytes and collects large ones; a tensor that occurs twice is sent once."""
+
     def __init__(self, file: BytesIO, exact: bool) -> None:
         super().__init__(file, protocol=5)
         self.large: list[Tensor] = []
         self._exact = exact
-        self._seen: dict[int, tuple[Any, ...]] = {}  # a tensor that occurs twice is sent once
+        self._tokens: dict[int, Token] = {}  # by id of the tensor
 
-    def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
-        if not isinstance(value, Tensor):
-            return None
-        token = self._seen.get(id(value))
-        if token is None:
-            token = self._seen[id(value)] = self._place(value)
-        return token
+    def persistent_id(self, value: object) -> Token | None:
+        """Return the token that stands for a tensor; None for other values, which are pickled."""
+        if isinstance(value, Tensor) and id(value) not in self._tokens:
+            self._tokens[id(value)] = self._place(value)
+        return self._tokens[id(value)] if isinstance(value, Tensor) else None
 
-    def _place(self, tensor: Tensor) -> tuple[Any, ...]:
+    def _place(self, tensor: Tensor) -> Token:
+        """Return a token with the bytes of a small tensor, or with the number of a large one."""
         check_tensor(tensor, self._exact)
         kind = tensor.dtype, tuple(tensor.shape)
         if tensor.nbytes < LARGE:
@@ -83,21 +86,25 @@ class _Packer(cloudpickle.CloudPickler):  # type: ignore[misc]
 
 
 class _Unpacker(pickle.Unpickler):
+    """An unpickler that replaces tokens by copies of the tensors."""
+
     def __init__(self, file: BytesIO, blocks: Sequence[TensorBytes]) -> None:
         super().__init__(file)
         self._blocks = blocks
-        self._seen: dict[tuple[Any, ...], Tensor] = {}
+        self._large: dict[Token, Tensor] = {}
 
-    def persistent_load(self, token: tuple[Any, ...]) -> Tensor:
+    def persistent_load(self, token: Token) -> Tensor:
+        """Return the tensor that a token stands for."""
         dtype, shape, content = token
         if not isinstance(content, int):
             return _new_tensor(dtype, shape, np.frombuffer(content, np.uint8))
-        if token not in self._seen:
-            self._seen[token] = _new_tensor(dtype, shape, self._blocks[content])
-        return self._seen[token]
+        if token not in self._large:
+            self._large[token] = _new_tensor(dtype, shape, self._blocks[content])
+        return self._large[token]
 
 
 def _new_tensor(dtype: torch.dtype, shape: tuple[int, ...], block: TensorBytes) -> Tensor:
+    """Create a tensor from a copy of its bytes."""
     tensor = torch.empty(shape, dtype=dtype)
     if tensor.numel():
         tensor.view(-1).view(torch.uint8).numpy()[:] = block
@@ -107,11 +114,12 @@ def _new_tensor(dtype: torch.dtype, shape: tuple[int, ...], block: TensorBytes) 
 # ------------------------------------------------------------ the trainer, once per node
 
 
-def pack_trainer(train: Any, constant_tensors: Collection[Tensor]) -> tuple[bytes, TensorBytes]:
+def pack_trainer(train: object, constant_tensors: Collection[Tensor]) -> tuple[bytes, TensorBytes]:
     """Return the pickled trainer, and one block with the constant tensors, which all processes of a node share."""
     file = BytesIO()
     packer = _TrainerPacker(file, constant_tensors)
-    _pickle(packer, train)
+    with _pickled_by_value():
+        dump_or_refuse(packer, train)
     block: TensorBytes = np.empty(packer.end, np.uint8)
     for tensor, start in packer.placed:
         block[start : start + tensor.nbytes] = tensor_bytes(tensor)
@@ -119,18 +127,22 @@ def pack_trainer(train: Any, constant_tensors: Collection[Tensor]) -> tuple[byte
 
 
 def unpack_trainer(body: bytes, block: TensorBytes) -> Any:
+    """Rebuild the trainer; its constant tensors are views of the block."""
     return _TrainerUnpacker(BytesIO(body), block).load()
 
 
 class _TrainerPacker(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """A pickler that assigns positions in one block to the constant tensors."""
+
     def __init__(self, file: BytesIO, constant_tensors: Collection[Tensor]) -> None:
         super().__init__(file, protocol=5)
-        self.placed: list[tuple[Tensor, int]] = []
-        self.end = 0
+        self.placed: list[tuple[Tensor, int]] = []  # tensors with their positions
+        self.end = 0  # size of the block
         self._constant = {id(tensor): tensor for tensor in constant_tensors if tensor.numel()}
         self._starts: dict[int, int] = {}
 
-    def persistent_id(self, value: Any) -> tuple[Any, ...] | None:
+    def persistent_id(self, value: object) -> Token | None:
+        """Return the token that stands for a constant tensor; None for other values, which are pickled."""
         if not isinstance(value, Tensor) or id(value) not in self._constant:
             return None
         if id(value) not in self._starts:
@@ -139,7 +151,7 @@ class _TrainerPacker(cloudpickle.CloudPickler):  # type: ignore[misc]
             self.end += value.nbytes + -value.nbytes % ALIGNMENT
         return value.dtype, tuple(value.shape), self._starts[id(value)]
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> object:
         """Copy parameters that are views of one vector; otherwise each would be pickled with the whole vector."""
         if type(value) is nn.Parameter and not value.__dict__ and _is_view(value):
             return rebuild_parameter, (value.detach().clone(), value.requires_grad, OrderedDict())
@@ -147,33 +159,27 @@ class _TrainerPacker(cloudpickle.CloudPickler):  # type: ignore[misc]
 
 
 class _TrainerUnpacker(pickle.Unpickler):
+    """An unpickler that replaces tokens by views of the block."""
+
     def __init__(self, file: BytesIO, block: TensorBytes) -> None:
         super().__init__(file)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # about the read-only memory
             self._bytes = torch.from_numpy(block)
 
-    def persistent_load(self, token: tuple[Any, ...]) -> Tensor:
+    def persistent_load(self, token: tuple[torch.dtype, tuple[int, ...], int]) -> Tensor:
+        """Return the tensor that a token stands for."""
         dtype, shape, start = token
         size = torch.Size(shape).numel() * dtype.itemsize
         return self._bytes[start : start + size].view(dtype).view(shape)
 
 
 def _is_view(tensor: Tensor) -> bool:
+    """Tell whether a tensor is a part of a larger memory."""
     return tensor.layout == torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes
 
 
 # ------------------------------------------------------------ by value
-
-
-def _pickle(packer: Any, value: Any) -> None:
-    try:
-        with _pickled_by_value():
-            packer.dump(value)
-    except (MemoryError, Unsendable):
-        raise
-    except Exception as error:  # classes of the user may raise anything while they are pickled
-        raise Unsendable(f"{type(error).__name__}: {error}") from None
 
 
 _user_modules: list[ModuleType] = []  # modules of the user's own files
@@ -196,6 +202,7 @@ def _pickled_by_value() -> Iterator[None]:
 
 
 def _scan_modules() -> None:
+    """Update the list of the user's modules."""
     _scanned.clear()
     _user_modules.clear()
     for name, module in list(sys.modules.items()):

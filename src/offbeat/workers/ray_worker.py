@@ -30,11 +30,11 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from offbeat.core.errors import RunError, to_single_line
 from offbeat.core.jobs import Job
 from offbeat.training import tensor_version
-from offbeat.workers.inline import JobBlock, Train, jobs_of
+from offbeat.workers.inline import JobBlock, Train
 from offbeat.workers.job_queue import JOBS_PER_MEMBER, MAX_DEATHS, JobQueue, job_fields, usable_cores
 from offbeat.workers.process_pool import ANSWER, NO_MEMORY, UNSENDABLE, decode_text
 from offbeat.workers.ray_actor import ActorReport, NumericEnvironment, TorchSettings, TrainingActor
-from offbeat.workers.ray_codec import pack, pack_trainer, tensor_bytes, unpack
+from offbeat.workers.ray_codec import TensorBytes, pack, pack_trainer, tensor_bytes, unpack
 from offbeat.workers.shared_memory_codec import Unsendable
 
 log = logging.getLogger("offbeat")
@@ -43,10 +43,7 @@ MAX_ACTORS = 1024
 BUSY_WARNING_SECONDS = 60.0  # without any actor, until a warning that the cluster has no free CPU
 STATUS_TIMEOUT = 30.0  # seconds for a server to prove that it is Ray
 LOG_OPTIONS = {"log_to_driver": False, "logging_level": logging.ERROR}
-ENVIRONMENT = {
-    "RAY_USAGE_STATS_ENABLED": "0",
-    "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
-}  # no statistics, no GPU advice
+ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # no statistics or GPU advice
 Ref = Any  # ray.ObjectRef, which is generic for type checkers only
 
 
@@ -60,9 +57,6 @@ class RayMember:
     node: str = "?"
     pid: int = 0  # on its node
     tries: int = 1  # actors started in this place before one has loaded the trainer
-
-    def load(self) -> int:
-        return len(self.jobs)
 
 
 class RayWorker(JobQueue[RayMember]):
@@ -88,6 +82,7 @@ class RayWorker(JobQueue[RayMember]):
     # ------------------------------------------------------------ jobs
 
     def _send_jobs(self, needed: int | None = None) -> None:
+        """Start an actor for each job, up to the limit, and send jobs to those that are ready."""
         while len(self._members) < min(self._max_members, len(self._jobs)):
             self._members.append(self._start_actor())
         super()._send_jobs(needed)
@@ -99,16 +94,12 @@ class RayWorker(JobQueue[RayMember]):
         that is alone there is certain to be the cause of its death.
         """
         limit = 1 if ticket in self._deaths else JOBS_PER_MEMBER
-        free = (
-            member
-            for member in self._members
-            if member.report is None
-            and member.load() < limit
-            and not any(other in self._deaths for _, other, _ in member.jobs)
-        )
-        return min(free, key=RayMember.load, default=None)
+        ready = (member for member in self._members if member.report is None and len(member.jobs) < limit)
+        free = (member for member in ready if not any(other in self._deaths for _, other, _ in member.jobs))
+        return min(free, key=lambda member: len(member.jobs), default=None)
 
     def _send(self, member: RayMember, job: Job | JobBlock, due: float) -> bool:
+        """Send a job; its large tensors travel through the object store."""
         body, large = pack(job_fields(job), exact=True)
         try:
             answer = member.actor.train.remote(body, *map(self._store_tensor, large))
@@ -128,6 +119,7 @@ class RayWorker(JobQueue[RayMember]):
     # ------------------------------------------------------------ actors
 
     def _start(self) -> None:
+        """Connect to the cluster and put the trainer into the object store."""
         disconnect = connect(self._address, usable_cores())
         self._disconnect = weakref.finalize(self, _end_actors, self._members, disconnect, os.getpid())
         self._started = True
@@ -142,10 +134,11 @@ class RayWorker(JobQueue[RayMember]):
             raise RunError(f"worker ray: {problem}; --worker processes does not send them") from None
         except RayError as error:
             raise RunError(f"worker ray: the object store has no space for the data ({_first_line(error)})") from None
-        jobs = [job for work in self._jobs.values() for job in jobs_of(work)]
-        self._limit_results_ahead(self._max_members, max((job.base.nbytes for job in jobs), default=0))
+        model_bytes = max((job.base.nbytes for job in self._submitted_jobs()), default=0)
+        self._limit_results_ahead(self._max_members, model_bytes)
 
     def _end_members(self) -> None:
+        """End all actors and disconnect from the cluster."""
         if self._disconnect is not None:
             self._disconnect()
         self._disconnect = self._trainer = None
@@ -157,7 +150,9 @@ class RayWorker(JobQueue[RayMember]):
         return RayMember(actor, actor.load.remote(TorchSettings.current(), self._trainer))
 
     def _receive_answers(self, timeout: float | None = None) -> None:
-        waiting = {member.report or member.jobs[0][0]: member for member in self._members if _has_pending(member)}
+        """Handle the reports and answers that have arrived; without a timeout, wait for one."""
+        pending = (member for member in self._members if member.report is not None or member.jobs)
+        waiting = {member.report or member.jobs[0][0]: member for member in pending}
         if not waiting:
             return
         for ref in self._wait_ready(list(waiting), timeout):
@@ -173,6 +168,7 @@ class RayWorker(JobQueue[RayMember]):
                 self._handle_answer(member, *answer)
 
     def _wait_ready(self, refs: list[Ref], timeout: float | None) -> list[Ref]:
+        """Return the references that are available within the timeout; without a timeout, wait for one."""
         try:
             while True:
                 limit, count = (BUSY_WARNING_SECONDS, 1) if timeout is None else (timeout, len(refs))
@@ -185,18 +181,20 @@ class RayWorker(JobQueue[RayMember]):
             raise RunError(f"worker ray: the cluster is lost ({_first_line(error)})") from None
 
     def _accept(self, member: RayMember, report: ActorReport) -> None:
+        """Use an actor that has loaded the trainer, or remove one that could not."""
         if report.environment is None:
             self._remove(member, f"{report.unfit}, on node {report.node}")
             return
         member.report, member.node, member.pid = None, report.node, report.pid
         difference = NumericEnvironment.current().difference(report.environment)
-        if difference is not None and "unlike" not in self._warned:
-            self._warned.add("unlike")
+        if difference is not None and "node differs" not in self._warned:
+            self._warned.add("node differs")
             note = to_single_line(f"node {report.node} has {difference}: bits may differ from inline's")
             log.warning("worker ray: %s", note)
             self.note(note)
 
-    def _handle_answer(self, member: RayMember, kind: int, body: bytes, blocks: Any) -> None:
+    def _handle_answer(self, member: RayMember, kind: int, body: bytes, blocks: list[TensorBytes]) -> None:
+        """Store the answer to the first job of an actor."""
         _, ticket, _ = member.jobs.popleft()
         if ticket in self._jobs and kind not in (ANSWER, UNSENDABLE, NO_MEMORY):
             raise RunError(f"worker ray: an actor cannot train: {to_single_line(decode_text(body))}")
@@ -229,10 +227,6 @@ class RayWorker(JobQueue[RayMember]):
             )
 
 
-def _has_pending(member: RayMember) -> bool:
-    return member.report is not None or bool(member.jobs)
-
-
 def _end_actors(members: list[RayMember], disconnect: Callable[[], None], owner: int) -> None:
     """Kill all actors and disconnect, except in a fork of their owner."""
     while members and os.getpid() == owner:
@@ -254,6 +248,7 @@ def _describe_end(error: RayError) -> str:
 
 
 def _first_line(error: BaseException) -> str:
+    """Return the first line of an error message that is not empty."""
     return to_single_line(next((line.strip() for line in str(error).splitlines() if line.strip()), ""), 200)
 
 
@@ -278,10 +273,12 @@ def connect(address: str | None, cpus: int) -> Callable[[], None]:
         with suppress(Exception):
             ray.shutdown()
         hint = f"; is this machine a node of it? If not: ray start --address={address}" if address else ""
-        raise RunError(f"worker ray: Ray could not be started ({_summarize(error)}){hint}") from None
+        summary = _first_line(error) or type(error).__name__
+        raise RunError(f"worker ray: Ray could not be started ({summary}){hint}") from None
     restore_prints, owner = _silence_prints(), os.getpid()
 
     def disconnect() -> None:
+        """Disconnect, except in a fork of the process that connected."""
         if os.getpid() == owner:
             ray.shutdown()
             restore_prints()
@@ -334,7 +331,3 @@ def _silence_prints() -> Callable[[], None]:
         return lambda: None
     setattr(private_worker, name, lambda *_, **__: None)
     return lambda: setattr(private_worker, name, printing)
-
-
-def _summarize(error: BaseException) -> str:
-    return _first_line(error) or type(error).__name__

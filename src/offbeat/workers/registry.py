@@ -62,6 +62,7 @@ class WorkerChoice:
     argument: int | str | None = None
 
     def __str__(self) -> str:
+        """Format the choice as `parse_worker` reads it."""
         return self.name if self.argument is None else f"{self.name}:{self.argument}"
 
 
@@ -72,6 +73,7 @@ INLINE, AUTO = WorkerChoice(), WorkerChoice("auto")
 
 
 def _make_processes(trainer: Trainer, count: int | None) -> Worker:
+    """Make the worker `processes`."""
     from offbeat.workers.processes import Processes  # needs Linux
 
     return Processes(trainer, count)
@@ -104,16 +106,19 @@ def make_shared(trainers: Sequence[Trainer], owner: Callable[[Job], int] | None 
 
 
 def _make_ray(trainer: Trainer, address: str | None) -> Worker:
+    """Make the worker `ray`."""
     from offbeat.workers.ray_worker import RayWorker  # an optional dependency that takes seconds to import
 
     return RayWorker(trainer, address, constant_tensors=trainer.data.tensors())
 
 
 def _ray_unavailable() -> str | None:
+    """Return why the worker `ray` cannot work here, or None."""
     return "Ray is not installed" if find_spec("ray") is None else None
 
 
 def _gpu_unavailable() -> str | None:
+    """Return why the worker `cuda` cannot work here, or None."""
     return None if torch.cuda.is_available() else "PyTorch finds no GPU here"
 
 
@@ -142,6 +147,7 @@ class ReportsNote(Protocol):
 
 
 def make_worker(choice: WorkerChoice, trainer: Trainer, note: Callable[[str], object] | None = None) -> Worker:
+    """Make a worker; `note` stores a remark of the worker about the run."""
     worker = WORKERS[choice.name].make(trainer, choice.argument)
     if note is not None and isinstance(worker, ReportsNote):
         worker.note = note
@@ -203,6 +209,7 @@ def usable(choice: WorkerChoice) -> WorkerChoice:
 
 
 def device_of(choice: WorkerChoice) -> str:
+    """Return the device on which the worker trains."""
     return WORKERS[choice.name].device
 
 
@@ -254,6 +261,7 @@ def choose_fastest(trainer: Trainer, world: World, cores: int | None = None) -> 
 
 
 def _seconds(work: Callable[[], object]) -> float:
+    """Measure the host time of a function in seconds."""
     start = time.perf_counter()
     work()
     return time.perf_counter() - start

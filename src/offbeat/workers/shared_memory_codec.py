@@ -39,9 +39,10 @@ class SharedMemory:
     def __init__(self, size: int) -> None:
         self.size = size
         self._memory = mmap.mmap(-1, size) if size else None
-        self._end = 0
+        self._end = 0  # of the tensors of the current message
 
     def clear(self) -> None:
+        """Make the whole memory available again."""
         self._end = 0
 
     def put(self, tensor: Tensor) -> int | None:
@@ -62,16 +63,19 @@ class SharedMemory:
 
 @dataclass(frozen=True)
 class EncodedMessage:
+    """A pickle without tensors, and the tensors that did not fit into the shared memory."""
+
     body: bytes
-    tensors: list[bytes]  # tensors that did not fit into the shared memory
+    tensors: list[bytes]
 
     @property
     def size(self) -> int:
+        """Return the number of bytes that are sent through a pipe."""
         return len(self.body) + sum(map(len, self.tensors))
 
 
 def pack(
-    value: Any, memory: SharedMemory, inherited: Mapping[int, int] | None = None, exact: bool = False
+    value: object, memory: SharedMemory, inherited: Mapping[int, int] | None = None, exact: bool = False
 ) -> EncodedMessage:
     """Encode a value for the other process.
 
@@ -81,20 +85,25 @@ def pack(
     memory.clear()
     file = BytesIO()
     packer = _Packer(file, memory, inherited or {}, exact)
+    dump_or_refuse(packer, value)
+    return EncodedMessage(file.getvalue(), packer.tensors)
+
+
+def dump_or_refuse(pickler: pickle.Pickler, value: object) -> None:
+    """Pickle a value; raise Unsendable if that fails."""
     try:
-        packer.dump(value)
+        pickler.dump(value)
     except (MemoryError, Unsendable):
         raise
     except Exception as error:  # classes of the user may raise anything while they are pickled
         raise Unsendable(f"{type(error).__name__}: {error}") from None
-    return EncodedMessage(file.getvalue(), packer.tensors)
 
 
 def unpack(
     body: bytes | memoryview,
     tensors: Sequence[bytes],
     memory: SharedMemory,
-    inherited: Sequence[Any] = (),
+    inherited: Sequence[object] = (),
     copy: bool = True,
 ) -> Any:
     """Decode a value; without `copy`, its tensors stay in the shared memory until the next message."""
@@ -122,13 +131,15 @@ class _Packer(pickle.Pickler):
         self.tensors: list[bytes] = []
         self._memory, self._inherited, self._exact = memory, inherited, exact
 
-    def reducer_override(self, value: Any) -> Any:
+    def reducer_override(self, value: object) -> Any:
+        """Replace tensors and inherited objects by calls of `_tensor` and `_inherited`."""
         if isinstance(value, Tensor):
             return _tensor, self._place(value)
         number = self._inherited.get(id(value))
         return NotImplemented if number is None else (_inherited, (number,))
 
-    def _place(self, tensor: Tensor) -> tuple[Any, ...]:
+    def _place(self, tensor: Tensor) -> tuple[object, ...]:
+        """Store a tensor beside the pickle and return the arguments of `_Unpacker._tensor`."""
         check_tensor(tensor, self._exact)
         tensor = tensor.detach()
         kind = _DTYPE_NUMBERS[tensor.dtype], tuple(tensor.shape)
@@ -147,25 +158,29 @@ def _tensor(location: int, kind: int, shape: tuple[int, ...], at: int = 0) -> Te
     raise NotImplementedError
 
 
-def _inherited(number: int) -> Any:
+def _inherited(number: int) -> object:
     """Mark an inherited object in a message; `_Unpacker` looks it up instead."""
     raise NotImplementedError
 
 
 class _Unpacker(pickle.Unpickler):
+    """An unpickler that inserts tensors and inherited objects."""
+
     def __init__(
-        self, file: BytesIO, tensors: Sequence[bytes], memory: SharedMemory, inherited: Sequence[Any], copy: bool
+        self, file: BytesIO, tensors: Sequence[bytes], memory: SharedMemory, inherited: Sequence[object], copy: bool
     ) -> None:
         super().__init__(file)
         self._tensors, self._memory, self._inherited, self._copy = tensors, memory, inherited, copy
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
+        """Return a class or function by name; calls of `_tensor` and `_inherited` insert the objects."""
         value = super().find_class(module, name)
         if value is _tensor:
             return self._tensor
         return self._inherited.__getitem__ if value is _inherited else value
 
     def _tensor(self, location: int, kind: int, shape: tuple[int, ...], at: int = 0) -> Tensor:
+        """Return the tensor at a position of the shared memory or of the separate tensors."""
         dtype = DTYPES[kind]
         if location == EMPTY:
             return torch.empty(shape, dtype=dtype)
@@ -176,5 +191,6 @@ class _Unpacker(pickle.Unpickler):
 
 
 def _copy(tensor: Tensor) -> Tensor:
+    """Copy a tensor, into memory that is reused if possible."""
     flat = reusable_memory(tensor)
     return tensor.clone() if flat is None else flat.view(tensor.shape).copy_(tensor)

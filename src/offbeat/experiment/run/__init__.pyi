@@ -10,8 +10,6 @@ from offbeat.experiment.run.execution import errors_as_unfinished as errors_as_u
 from offbeat.experiment.run.execution import execute_run as execute_run
 from offbeat.experiment.run.execution import interrupt_on_signals as interrupt_on_signals
 from offbeat.experiment.run.execution import store_results as store_results
-from offbeat.experiment.run.identity import check_identity as check_identity
-from offbeat.experiment.run.identity import read_identity as read_identity
 from offbeat.experiment.run.identity import setting_changes as setting_changes
 from offbeat.experiment.run.run_folder import COMPARISON as COMPARISON
 from offbeat.experiment.run.run_folder import Run as Run

@@ -48,7 +48,17 @@ def read_checksummed(path: Path) -> JsonObject:
 
 
 def _json_digest(body: Mapping[str, Any]) -> str:
+    """Hash a JSON object; the order of its keys does not matter."""
     return _sha256(json.dumps(body, sort_keys=True).encode())
+
+
+def read_environment_text(folder: Path, key: str) -> str | None:
+    """Return a text in `environment.json` of a run folder; None if it is missing or unreadable."""
+    try:
+        value = read_checksummed(folder / "environment.json").get(key)
+    except (FileNotFoundError, RunError):
+        return None
+    return value if isinstance(value, str) else None
 
 
 def write_final_checksums(folder: Path, trace: Trace, model: bytes) -> None:
@@ -92,6 +102,7 @@ def _read_bytes(path: Path) -> bytes:
 
 
 def _changed_error(path: Path, how: str = "its SHA-256 is different") -> RunError:
+    """Build the error for a file that changed since the run ended."""
     return RunError(f"{path} changed since the run ended: {how}; restore it, or repeat the run with command.txt")
 
 
@@ -100,4 +111,5 @@ def _sha256(data: bytes) -> str:
 
 
 def _facts_digest(db: sqlite3.Connection) -> str:
+    """Hash the facts of a trace."""
     return _sha256(repr(db.execute("SELECT key, value FROM facts ORDER BY key").fetchall()).encode())

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from offbeat.core.errors import ConfigError, RunError
+from offbeat.core.errors import ConfigError
 from offbeat.engine import Checkpoints, ClientMemory, has_slot_files, remove_slot_files
 from offbeat.experiment.run import checksums
 
@@ -31,6 +31,7 @@ class MemoryLimit:
     half: bool = False
 
     def __str__(self) -> str:
+        """Format the limit as `parse_memory_limit` reads it."""
         unit = next(unit for unit in ("TB", "GB", "MB", "kB", "B") if self.max_bytes % UNITS[unit] == 0)
         return f"{self.max_bytes // UNITS[unit]}{unit}{':half' if self.half else ''}"
 
@@ -44,28 +45,19 @@ def parse_memory_limit(text: str) -> MemoryLimit:
     size, colon, how = text.strip().partition(":")
     if colon and how != "half":
         raise ConfigError(f"client memory {text!r}: only :half may follow the size; write {size}:half")
-    written = SIZE_PATTERN.fullmatch(size)
-    units = {name.lower(): bytes_ for name, bytes_ in UNITS.items()}
-    if written is None or written[2].lower() not in units:
+    match = SIZE_PATTERN.fullmatch(size)
+    units = {name.lower(): factor for name, factor in UNITS.items()}
+    if match is None or match[2].lower() not in units:
         raise ConfigError(f"client memory {text!r}: write a size with its unit, such as 8GB, 500MB or 8GB:half")
-    most = int(float(written[1]) * units[written[2].lower()])
-    if most < 1:
+    max_bytes = int(float(match[1]) * units[match[2].lower()])
+    if max_bytes < 1:
         raise ConfigError(f"client memory {text!r}: must be more than 0")
-    return MemoryLimit(most, bool(colon))
+    return MemoryLimit(max_bytes, bool(colon))
 
 
 def memory_facts(limit: MemoryLimit | None) -> dict[str, object]:
     """Return the fact that a trace stores about the limit."""
     return {} if limit is None else {FACT: limit}
-
-
-def recorded_limit(folder: Path) -> MemoryLimit | None:
-    """Return the limit that the run was created with; None means no limit."""
-    try:
-        stored = checksums.read_checksummed(folder / "environment.json").get(FACT)
-    except (FileNotFoundError, RunError):
-        return None
-    return parse_memory_limit(stored) if isinstance(stored, str) else None
 
 
 def open_memory(folder: Path, limit: MemoryLimit | None, device: torch.device | str = "cpu") -> ClientMemory | None:
@@ -78,18 +70,13 @@ def open_memory(folder: Path, limit: MemoryLimit | None, device: torch.device | 
     return limit.open(checkpoint, device)
 
 
-def remove_memory_files(folder: Path) -> None:
-    """Remove the files of client memory of a complete run."""
-    remove_slot_files(folder / "checkpoint")
-
-
 def resume_limit(folder: Path, text: str | None) -> MemoryLimit | None:
     """Return the limit for resuming: a new one or that of the run; the precision must not change."""
-    before = recorded_limit(folder)
+    recorded = checksums.read_environment_text(folder, FACT)
+    before = None if recorded is None else parse_memory_limit(recorded)
     if text is None:
         return before
-    limit = parse_memory_limit(text)
-    half = before is not None and before.half
+    limit, half = parse_memory_limit(text), before is not None and before.half
     if limit.half != half:
         stored = "16 bits" if half else "full precision"
         raise ConfigError(f"client memory {text!r}: the run stores {stored}, which cannot change on resume")

@@ -8,10 +8,9 @@ import signal
 import sqlite3
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from math import nan
-from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
@@ -27,6 +26,7 @@ from offbeat.engine import (
     Outcome,
     Trace,
     Worker,
+    remove_slot_files,
     write_atomically,
 )
 from offbeat.engine.virtual import INTERRUPTED, VirtualEngine, Watch
@@ -55,20 +55,6 @@ log = logging.getLogger("offbeat")
 
 class Unfinished(RunError):
     """An error stopped a run; its folder is intact, so it can be resumed."""
-
-
-def raise_failures(failed: Mapping[Path, Exception]) -> None:
-    """Raise the first error of runs that failed while others continued."""
-    for folder, error in failed.items():
-        if not isinstance(error, (OffbeatError, OSError, sqlite3.Error)):
-            raise error  # a bug in offbeat or in user code: keep its traceback
-        more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
-        raise Unfinished(f"{describe_failure(folder, error)}{more}")
-
-
-def describe_failure(folder: Path, error: Exception) -> str:
-    """Return the error message, preceded by the run folder unless it names the folder already."""
-    return str(error) if str(error).startswith((f"{folder}: ", f"{folder} ")) else f"{folder}: {error}"
 
 
 def execute_run(
@@ -141,24 +127,22 @@ class OpenRun:
 
     def finish(self, outcome: Outcome) -> None:
         """Store the results."""
-        store_results(self.run, self.trace, outcome, self.earlier_seconds + time.monotonic() - self.started, self.setup)
+        seconds = self.earlier_seconds + time.monotonic() - self.started
+        store_results(self.run, self.trace, outcome, seconds, self.setup.state_dict)
         if outcome.reason != INTERRUPTED:
-            client_memory.remove_memory_files(self.run.folder)
+            remove_slot_files(self.run.folder / "checkpoint")
 
 
-class ModelNames(Protocol):
-    """Converts a flat model to named tensors."""
+def store_results(
+    run: Run, trace: Trace, outcome: Outcome, seconds: float, state_dict: Callable[[Tensor], dict[str, Tensor]]
+) -> None:
+    """Store costs and, if the run has ended, the model, which `state_dict` converts to named tensors.
 
-    def state_dict(self, model: Tensor) -> dict[str, Tensor]:
-        """Return the tensors of the model by name."""
-        ...
-
-
-def store_results(run: Run, trace: Trace, outcome: Outcome, seconds: float, model_names: ModelNames) -> None:
-    """Store costs and, if the run has ended, the model. `seconds` is the host time of all executions."""
+    seconds: Host time of all executions.
+    """
     trace.set_facts({WALL_SECONDS: seconds, **outcome.costs()})
     if outcome.reason != INTERRUPTED:
-        model = save(model_names.state_dict(outcome.model))
+        model = save(state_dict(outcome.model))
         checksums.write_final_checksums(run.folder, trace, model)
         write_atomically(run.model_file, model)  # last: marks the run as complete
 
@@ -169,7 +153,7 @@ def open_run(run: Run, worker: str | None = None, memory: str | None = None) -> 
     run.experiment()  # rejects folders that are no runs before anything is locked
     with run_lock.exclusive_lock(run.folder):
         if run.complete:
-            client_memory.remove_memory_files(run.folder)
+            remove_slot_files(run.folder / "checkpoint")
             yield None
             return
         run_lock.remove_temporary_files(run.folder)
@@ -191,6 +175,7 @@ def open_run(run: Run, worker: str | None = None, memory: str | None = None) -> 
 
 
 def _restore(run: Run, engine: VirtualEngine) -> None:
+    """Restore the newest checkpoint; errors name the files of the run."""
     try:
         engine.restore()
     except sqlite3.Error as error:
@@ -213,11 +198,16 @@ def errors_as_unfinished() -> Iterator[None]:
 
 def earlier_wall_seconds(trace: Trace) -> float:
     """Return the wall time of earlier executions; a killed one left none."""
-    stored = trace.db.execute("SELECT value FROM facts WHERE key = ?", (WALL_SECONDS,)).fetchone()
     try:
-        return float(stored[0]) if stored else 0.0
+        return float(_stored_fact(trace.db, WALL_SECONDS) or 0.0)
     except ValueError:
         return nan
+
+
+def _stored_fact(db: sqlite3.Connection, key: str) -> str | None:
+    """Return the value of a fact in a trace; None if there is none."""
+    row = db.execute("SELECT value FROM facts WHERE key = ?", (key,)).fetchone()
+    return None if row is None else str(row[0])
 
 
 def choose_auto_worker(run: Run, cores: int | None = None) -> WorkerChoice:
@@ -234,16 +224,16 @@ def last_worker(run: Run) -> WorkerChoice | None:
     """Return the last worker of the run; None before it started."""
     if run.trace_file.is_file():
         with open_trace(run.trace_file) as db:
-            stored = db.execute("SELECT value FROM facts WHERE key = ?", (WORKER_FACT,)).fetchone()
-        if stored:
-            return usable(recorded_choice(str(stored[0]).split(", then ")[-1]))
+            workers = _stored_fact(db, WORKER_FACT)
+        if workers is not None:
+            return usable(recorded_choice(workers.split(", then ")[-1]))
     return None
 
 
 def _worker_history(trace: Trace, now: WorkerChoice) -> str:
     """List the workers of all executions, without immediate repetitions."""
-    stored = trace.db.execute("SELECT value FROM facts WHERE key = ?", (WORKER_FACT,)).fetchone()
-    before = str(stored[0]).split(", then ") if stored else []
+    stored = _stored_fact(trace.db, WORKER_FACT)
+    before = [] if stored is None else stored.split(", then ")
     return ", then ".join(before if before[-1:] == [str(now)] else [*before, str(now)])
 
 
@@ -266,6 +256,7 @@ def interrupt_on_signals(engines: Iterable[Stoppable]) -> Iterator[None]:
     handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
 
     def request_stop(number: int, frame: FrameType | None) -> None:
+        """Stop all engines, and let a second signal raise KeyboardInterrupt."""
         for engine in engines:
             engine.interrupt = True
         signal.signal(number, signal.default_int_handler)

@@ -31,6 +31,7 @@ from offbeat.experiment.spec.config import Experiment
 from offbeat.experiment.spec.serialization import FileContext, experiment_from_values, to_values
 from offbeat.scenario.data import load
 
+BITS_MAY_DIFFER = "results may differ in their last bits"
 NORM_TOLERANCE = 1e-5
 MAX_HASHED_CLIENTS = 2000  # clients whose examples are hashed if the partition is computed on demand
 RECORDED_PACKAGES = ("offbeat", "torch", "numpy", "scipy", "scikit-learn", "safetensors")
@@ -73,12 +74,12 @@ def compute_identity(experiment: Experiment) -> Identity:
         else:
             sha.update(tensor.contiguous().numpy().data)
     recorded = [getattr(law, "path", None) for law in (experiment.delays, experiment.network, experiment.availability)]
-    return Identity(sha.hexdigest(), norms, {path: _file_digest(path) for path in recorded if path is not None})
+    return Identity(sha.hexdigest(), norms, {path: _hash_recording(path) for path in recorded if path is not None})
 
 
 @dataclass(frozen=True)
 class StoredIdentity:
-    """The content of `world.json`."""
+    """The content of `world.json`: the identity and the experiment when the run folder was created."""
 
     identity: Identity
     experiment: Experiment
@@ -136,10 +137,12 @@ def list_changes(changes: list[str]) -> str:
 
 
 def _shorten(value: object) -> str:
+    """Format a setting in at most 60 characters; a choice is represented by its name."""
     return str(value.get("name", value) if isinstance(value, dict) else value)[:60]
 
 
-def _file_digest(path: str) -> str:
+def _hash_recording(path: str) -> str:
+    """Return the SHA-256 of a recording."""
     try:
         with open(path, "rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
@@ -174,16 +177,11 @@ def machine_difference(path: Path) -> str | None:
     except FileNotFoundError:
         return None
     except RunError as error:
-        return (
-            f"{error}: it is unknown whether the run started on this machine, so results may differ in their last bits"
-        )
+        return f"{error}: it is unknown whether the run started on this machine, so {BITS_MAY_DIFFER}"
     now = _bit_relevant_versions(describe_machine())
     changed = [name for name in before if name in now and before[name] != now[name]]
-    if not changed:
-        return None
-    earlier = ", ".join(f"{name} {before[name]}" for name in changed)
-    current = ", ".join(f"{name} {now[name]}" for name in changed)
-    return f"the run started with {earlier}; this machine has {current}: results may differ in their last bits"
+    earlier, current = (", ".join(f"{name} {versions[name]}" for name in changed) for versions in (before, now))
+    return f"the run started with {earlier}; this machine has {current}: {BITS_MAY_DIFFER}" if changed else None
 
 
 def _bit_relevant_versions(environment: checksums.JsonObject) -> dict[str, str]:

@@ -7,14 +7,13 @@ train whatever the parent did before.
 from __future__ import annotations
 
 import contextlib
-import logging
 import pickle
 import signal
 import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -24,6 +23,7 @@ from offbeat.engine import Status
 from offbeat.engine.virtual import INTERRUPTED
 from offbeat.experiment.run import execution
 from offbeat.experiment.run.execution import Run
+from offbeat.experiment.run.run_group import OnProgress, RunGroup
 from offbeat.experiment.spec import user_code
 from offbeat.workers import (
     ANSWER,
@@ -39,13 +39,10 @@ from offbeat.workers import (
     send,
 )
 
-log = logging.getLogger("offbeat")
-
 PROGRESS_INTERVAL = 0.2  # seconds
 
-OnProgress = Callable[[list[float], Work], object]  # (finished share of each run, work computed so far)
 Task = tuple[int, str, str | None]  # index of a run, its folder, its worker
-RunResult = bool | Exception  # of a run: whether it was finished and not interrupted, or its error
+RunResult = bool | Exception  # whether a run was finished and not interrupted, or its error
 
 
 class ForksUnfit(Exception):
@@ -53,7 +50,7 @@ class ForksUnfit(Exception):
 
 
 def can_run_in_parallel(runs: Sequence[Run]) -> bool:
-    """Return whether child processes can execute these runs, as far as known without starting one."""
+    """Return whether child processes can execute these runs; only starting one shows whether forks can train."""
     return sys.platform == "linux" or all(run.script is None for run in runs)
 
 
@@ -66,21 +63,19 @@ def execute_in_parallel(
 ) -> bool:
     """Finish all incomplete runs, `jobs` at a time; return False if they were interrupted.
 
-    `workers` has the worker of each run. A failed run does not stop the others; its error is raised at the end. Raises
+    `workers` has the worker of each run. The first error of a run is raised when the other runs have ended. Raises
     ForksUnfit if forks are needed and cannot train.
     """
-    todo = [i for i, run in enumerate(runs) if not run.complete]
-    tasks = iter([(i, str(runs[i].folder), workers[i] if workers else None) for i in todo])
-    shares = [float(run.complete) for run in runs]
-    work: dict[int, Work] = {}
-    failed: dict[Path, Exception] = {}
+    group = RunGroup(runs, on_progress)
+    tasks = iter([(i, str(runs[i].folder), workers[i] if workers else None) for i in group.incomplete])
+    work: dict[int, Work] = {}  # index of a run -> its work
     current: dict[ChildProcess, int] = {}  # process -> index of its run
     forked = any(run.script is not None for run in runs)
     serve = partial(_serve, runs if forked else (), memory)
     pool = ProcessPool[ChildProcess](kill=False)  # at the end, unfinished runs write a checkpoint
     with _sigterm_as_ctrl_c():  # without it, a termination would leave the children behind
         try:
-            for _ in range(min(jobs, len(todo))):
+            for _ in range(min(jobs, len(group.incomplete))):
                 if forked:
                     pool.fork(serve, ChildProcess)
                 else:
@@ -90,12 +85,11 @@ def execute_in_parallel(
             while current:
                 for process in pool.wait(PROGRESS_INTERVAL):
                     index = current[process]
-                    kind, result, work[index], shares[index] = _receive(process)
+                    kind, result, work[index], group.shares[index] = _receive(process)
                     if kind == PROGRESS:
                         continue
                     if isinstance(result, Exception):
-                        log.warning("%s", execution.describe_failure(runs[index].folder, result))
-                        failed[runs[index].folder] = result
+                        group.fail(index, result)
                     elif not result:
                         return False
                     del current[process]
@@ -103,13 +97,13 @@ def execute_in_parallel(
                         pool.remove(process)
                     else:
                         current[process] = _assign(process, task)
-                if on_progress is not None:
-                    on_progress(list(shares), sum(work.values(), Work()))
+                group.work = sum(work.values(), Work())
+                group.notify()
         except KeyboardInterrupt:
             return False
         finally:
             pool.end()
-    execution.raise_failures(failed)
+    group.raise_first_failure()
     return True
 
 
@@ -118,7 +112,7 @@ def _assign(process: ChildProcess, task: Task) -> int:
     try:
         send(process.pipe, Message(0, task[0], pickle.dumps(task)))
     except CLOSED:
-        raise _died() from None
+        raise _process_died_error() from None
     return task[0]
 
 
@@ -127,18 +121,19 @@ def _receive(process: ChildProcess) -> tuple[int, RunResult, Work, float]:
     try:
         message = receive(process.pipe)
     except CLOSED:
-        raise _died() from None
+        raise _process_died_error() from None
     if message.kind == UNFIT:
         raise ForksUnfit(decode_text(message.body))
     return message.kind, *pickle.loads(message.body)
 
 
-def _died() -> execution.Unfinished:
+def _process_died_error() -> execution.Unfinished:
     return execution.Unfinished("a process of the comparison died (out of memory?)")
 
 
 @contextlib.contextmanager
 def _sigterm_as_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt inside the context."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -161,6 +156,7 @@ def _serve(runs: Sequence[Run], memory: str | None, pipe: Connection) -> None:
 
 
 def _execute(run: Run, worker: str | None, memory: str | None, pipe: Connection) -> tuple[RunResult, Work, float]:
+    """Execute a run and return its result, its work and its finished share."""
     work, share, reported = Work(), 0.0, 0.0
 
     def watch(status: Status) -> bool:

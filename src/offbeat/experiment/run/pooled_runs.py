@@ -8,21 +8,19 @@ alone agrees within rounding.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from itertools import count
 
 from offbeat.core.errors import OffbeatError
-from offbeat.core.jobs import Job, Result
+from offbeat.core.jobs import Job
 from offbeat.core.threads import one_thread
 from offbeat.engine import Answer, Outcome, Worker, infrequent_garbage_collection, ticket_of
-from offbeat.engine.virtual import INTERRUPTED, VirtualEngine, Watch
+from offbeat.engine.virtual import INTERRUPTED, VirtualEngine
 from offbeat.experiment.run import execution
 from offbeat.experiment.run.execution import OpenRun, Run
-from offbeat.experiment.run.parallel_runs import OnProgress
-from offbeat.workers import CountingWorker, Work, make_shared
-
-log = logging.getLogger("offbeat")
+from offbeat.experiment.run.run_group import OnProgress, RunGroup
+from offbeat.workers import CountingWorker, make_shared
 
 MAX_RUNS_AT_ONCE = 64  # each has its models and caches in memory
 CHECKPOINT_SECONDS = 30.0  # of host time
@@ -35,72 +33,51 @@ def execute_side_by_side(
 ) -> bool:
     """Finish all incomplete runs; return False if they were interrupted.
 
-    A failed run does not stop the others; its error is raised at the end.
+    The first error of a run is raised when the other runs have ended.
     """
-    shares = [float(run.complete) for run in runs]
-    todo = [i for i, share in enumerate(shares) if share < 1.0]
-    failed: dict[int, Exception] = {}
-    work = Work()
-
-    def report(index: int, share: float) -> None:
-        shares[index] = share
-        if on_progress is not None:
-            on_progress(list(shares), work)
-
-    for first in range(0, len(todo), MAX_RUNS_AT_ONCE):
-        group = todo[first : first + MAX_RUNS_AT_ONCE]
+    group = RunGroup(runs, on_progress)
+    for first in range(0, len(group.incomplete), MAX_RUNS_AT_ONCE):
+        indices = group.incomplete[first : first + MAX_RUNS_AT_ONCE]
         with contextlib.ExitStack() as stack:
-            opened = {i: stack.enter_context(execution.open_run(runs[i], worker, memory)) for i in group}
-            incomplete = {i: run for i, run in opened.items() if run is not None}
-            if not _execute_group(incomplete, shares, report, failed, work):
+            opened = {i: stack.enter_context(execution.open_run(runs[i], worker, memory)) for i in indices}
+            if not _execute_opened({i: run for i, run in opened.items() if run is not None}, group):
                 return False
-        for i in group:
-            if i not in failed:
-                report(i, 1.0)
-    execution.raise_failures({runs[i].folder: error for i, error in failed.items()})
+        for i in indices:
+            if i not in group.failed:
+                group.report(i, 1.0)
+    group.raise_first_failure()
     return True
 
 
-def _execute_group(
-    runs: dict[int, OpenRun],
-    shares: list[float],
-    report: Callable[[int, float], None],
-    failed: dict[int, Exception],
-    work: Work,
-) -> bool:
+def _execute_opened(runs: dict[int, OpenRun], group: RunGroup) -> bool:
+    """Execute open runs together; return False if they were interrupted."""
     trainers, positions = [run.setup.trainer for run in runs.values()], {i: at for at, i in enumerate(runs)}
     worker = SharedWorker(
-        lambda run_of: CountingWorker(make_shared(trainers, lambda job: positions[run_of(job)]), work)
+        lambda run_of: CountingWorker(make_shared(trainers, lambda job: positions[run_of(job)]), group.work)
     )
     interrupted = False
 
-    def follow(index: int) -> Watch:
-        return lambda status: report(index, status.share)
-
-    def fail(i: int, error: Exception) -> None:
-        log.warning("%s: %s", runs[i].run.folder, error)
-        failed[i] = error
-
     def on_end(i: int, outcome: Outcome | Exception) -> None:
+        """Store the results of a run, or keep its error."""
         nonlocal interrupted
         try:
             if isinstance(outcome, Exception):
                 raise outcome
             runs[i].finish(outcome)
         except Exception as error:  # the other runs continue after any error
-            fail(i, error)
+            group.fail(i, error)
             return
         if outcome.reason == INTERRUPTED:
             interrupted = True
         else:
-            shares[i] = 1.0  # a run that reaches its target ends early; the next report of another run includes it
+            group.shares[i] = 1.0  # a run that reaches its target ends early; the next report of another includes it
 
     engines = {}
     for i, run in runs.items():
         try:
-            engines[i] = run.build_engine(worker.worker_for(i), follow(i), CHECKPOINT_SECONDS)
+            engines[i] = run.build_engine(worker.worker_for(i), group.watch_run(i), CHECKPOINT_SECONDS)
         except OffbeatError as error:  # for example an unreadable checkpoint
-            fail(i, error)
+            group.fail(i, error)
     with execution.errors_as_unfinished(), execution.interrupt_on_signals(engines.values()):
         for i in engines:
             runs[i].record_start()
@@ -117,11 +94,13 @@ def run_together(engines: Mapping[int, VirtualEngine], worker: SharedWorker, on_
     active = dict(engines)
 
     def end(run: int, outcome: Outcome | Exception) -> None:
+        """Remove a run that has ended, and report its outcome or error."""
         del active[run]
         worker.remove(run)
         on_end(run, outcome)
 
     def advance(run: int) -> None:
+        """Continue a run until it needs a result or ends."""
         try:
             ticket = active[run].advance()
             if ticket is not None:
@@ -152,76 +131,85 @@ def run_together(engines: Mapping[int, VirtualEngine], worker: SharedWorker, on_
 class SharedWorker:
     """A worker that several runs share, which trains their jobs together.
 
-    It numbers jobs itself, because runs use the same tickets. `make` makes the worker; it gets a function that returns
-    the run of a job.
+    It numbers jobs itself, because runs use the same tickets. `make` creates the worker that trains; its argument is a
+    function that returns the run of a job.
     """
 
     def __init__(self, make: Callable[[Callable[[Job], int]], Worker]) -> None:
-        self._sent: dict[int, tuple[int, int]] = {}  # number -> (run, its ticket)
-        self._numbers: dict[tuple[int, int], int] = {}
-        self._ready: dict[int, list[Answer]] = {}  # run -> answers it has not collected yet
-        self._next = 0
+        self._runs: dict[int, RunWorker] = {}
+        self._sent: dict[int, tuple[RunWorker, int]] = {}  # number -> (worker of the run, ticket)
+        self._numbers = count()
         self._worker = make(self.run_of)
 
     def run_of(self, job: Job) -> int:
-        return self._sent[job.ticket][0]
+        """Return the run that submitted a numbered job."""
+        return self._sent[job.ticket][0].run
 
     def worker_for(self, run: int) -> RunWorker:
-        return RunWorker(self, run)
+        """Create the worker of one run."""
+        self._runs[run] = RunWorker(self, run)
+        return self._runs[run]
 
-    def submit(self, run: int, job: Job, due: float) -> None:
-        number, self._next = self._next, self._next + 1
-        self._sent[number], self._numbers[run, job.ticket] = (run, job.ticket), number
+    def submit(self, owner: RunWorker, job: Job, due: float) -> int:
+        """Submit a job of a run and return its number."""
+        number = next(self._numbers)
+        self._sent[number] = (owner, job.ticket)
         self._worker.submit(replace(job, ticket=number), due)
+        return number
 
-    def cancel(self, run: int, ticket: int) -> None:
-        number = self._numbers.pop((run, ticket), None)
-        if number is not None:
-            self._worker.cancel(number)
-            self._sent.pop(number, None)
+    def cancel(self, number: int) -> None:
+        """Cancel a numbered job."""
+        self._worker.cancel(number)
+        self._sent.pop(number, None)
 
     def gather(self, needed: Mapping[int, int]) -> None:
         """Collect the answer to one ticket of each run, and any others that arrive with them."""
-        for answer in self._worker.collect([self._numbers[run, ticket] for run, ticket in needed.items()]):
+        for answer in self._worker.collect([self._runs[run].numbers[ticket] for run, ticket in needed.items()]):
             number = ticket_of(answer)
             if number is None or number not in self._sent:
                 continue  # cancelled
-            run, ticket = self._sent.pop(number)
-            self._numbers.pop((run, ticket), None)
-            self._ready.setdefault(run, []).append(
-                Result(ticket, answer.local, answer.num_examples, answer.steps, answer.extras, answer.memory)
-                if isinstance(answer, Result)
-                else replace(answer, ticket=ticket)
-            )
-
-    def ready(self, run: int) -> list[Answer]:
-        return self._ready.pop(run, [])
+            owner, ticket = self._sent.pop(number)
+            owner.store(replace(answer, ticket=ticket))
 
     def remove(self, run: int) -> None:
         """Cancel all jobs of a run."""
-        self._ready.pop(run, None)
-        for key in [key for key in self._numbers if key[0] == run]:
-            self.cancel(*key)
+        self._runs[run].close()
 
     def close(self) -> None:
+        """Close the worker that trains."""
         self._worker.close()
 
 
 class RunWorker:
-    """The shared worker as one run sees it."""
+    """The worker of one run; it passes jobs to the shared worker and keeps the answers until the run collects them."""
 
     def __init__(self, shared: SharedWorker, run: int) -> None:
-        self._shared, self._run = shared, run
+        self.run = run
+        self.numbers: dict[int, int] = {}  # ticket -> number of the job at the shared worker
+        self._shared = shared
+        self._answers: list[Answer] = []
 
     def submit(self, job: Job, due: float) -> None:
-        self._shared.submit(self._run, job, due)
+        """Submit a job to the shared worker."""
+        self.numbers[job.ticket] = self._shared.submit(self, job, due)
 
     def cancel(self, ticket: int) -> None:
-        self._shared.cancel(self._run, ticket)
+        """Cancel a job that is not answered yet."""
+        if ticket in self.numbers:
+            self._shared.cancel(self.numbers.pop(ticket))
+
+    def store(self, answer: Answer) -> None:
+        """Keep an answer of the shared worker until it is collected."""
+        self.numbers.pop(answer.ticket, None)
+        self._answers.append(answer)
 
     def collect(self, tickets: Collection[int]) -> list[Answer]:
         """Return the answers that were gathered for this run."""
-        return self._shared.ready(self._run)
+        answers, self._answers = self._answers, []
+        return answers
 
     def close(self) -> None:
-        self._shared.remove(self._run)
+        """Cancel all jobs and drop uncollected answers."""
+        self._answers.clear()
+        for ticket in list(self.numbers):
+            self.cancel(ticket)

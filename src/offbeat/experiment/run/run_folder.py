@@ -45,7 +45,10 @@ DATA_ROOT_KEY = "data"  # key in environment.json of the data root that was give
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder and, within a script, the model and the data that only the script has."""
+    """The folder of a run and, if a script defines the run, its model and data.
+
+    `experiment_file`, `trace_file`, `model_file` and `world_file` are paths of files that may not exist yet.
+    """
 
     folder: Path
     script: ScriptedRun | None = field(default=None, repr=False, compare=False)
@@ -116,10 +119,18 @@ class Run:
             command = (self.folder / "command.txt").read_text(encoding="utf-8").strip()
             raise ConfigError(f"{self.folder} was created by a script, which has its model and data: run '{command}'")
         else:
-            self._check_identity(self.runnable_experiment())
+            self.check_identity(self.runnable_experiment())
 
-    def _check_identity(self, experiment: Experiment) -> None:
-        identity.check_identity(self.folder, identity.read_identity(self.world_file), self.current_identity(experiment))
+    def check_identity(self, experiment: Experiment) -> None:
+        """Reject a run whose data or recordings changed since it was created."""
+        try:
+            now = identity.compute_identity(experiment)
+        except DataError as error:
+            root = self.data_root()
+            if root is None or root.is_dir():
+                raise
+            raise DataError(f"{error}; the run's data was in {root}, which is gone: give --data DIR") from None
+        identity.check_identity(self.folder, identity.read_identity(self.world_file), now)
 
     def setup(self, device: str = "cpu") -> build.Setup:
         """Build everything that the run needs, with tensors on that device."""
@@ -149,29 +160,12 @@ class Run:
 
     def worker(self) -> WorkerChoice:
         """Return the worker that the run was created with; inline if that is unreadable."""
-        return recorded_choice(self._environment_value("worker"))
+        return recorded_choice(checksums.read_environment_text(self.folder, "worker"))
 
     def data_root(self) -> Path | None:
         """Return the data root that was given when the run was created."""
-        root = self._environment_value(DATA_ROOT_KEY)
+        root = checksums.read_environment_text(self.folder, DATA_ROOT_KEY)
         return None if root is None else Path(root)
-
-    def _environment_value(self, key: str) -> str | None:
-        try:
-            value = checksums.read_checksummed(self.folder / "environment.json").get(key)
-        except (FileNotFoundError, RunError):
-            return None
-        return value if isinstance(value, str) else None
-
-    def current_identity(self, experiment: Experiment) -> identity.Identity:
-        """Compute the identity from the current data; raise DataError if there is none."""
-        try:
-            return identity.compute_identity(experiment)
-        except DataError as error:
-            root = self.data_root()
-            if root is None or root.is_dir():
-                raise
-            raise DataError(f"{error}; the run's data was in {root}, which is gone: give --data DIR") from None
 
     def client_names(self) -> dict[int, str]:
         """Return the names of clients that have one."""
@@ -198,18 +192,18 @@ class Run:
         checkpoints = Checkpoints(self.folder / "checkpoint")
         if not checkpoints.exist():
             raise RunError(f"{self.folder} has neither a final model nor a checkpoint yet")
-        module, metadata = self._module(), model_card.export_metadata(self)
+        module, metadata = self._build_module(), model_card.export_metadata(self)
         model = checkpoints.load(lambda tree, get: save(build.state_dict(module, unpack(tree["model"], get))))
         return model_card.with_metadata(model, metadata)
 
-    def _module(self) -> nn.Module:
+    def _build_module(self) -> nn.Module:
         """Build the module of the run without executing user code."""
         if self.script is not None or self.scripted:
             self.check_unchanged()
             assert self.script is not None  # otherwise check_unchanged raised
             return self.script.module
         experiment = self.experiment()
-        self._check_identity(experiment)
+        self.check_identity(experiment)
         data = load(experiment.data)
         with exclusive_generators():
             return experiment.model.build(data.input_shape, data.outputs, experiment.seed)
@@ -272,7 +266,7 @@ def _data_root_entry() -> dict[str, str]:
 
 
 def _copy_code(folder: Path, code: Mapping[Path, bytes]) -> None:
-    """Copy user code, so that the run can be read, exported and resumed after the files are gone."""
+    """Copy user code into the run folder, so that the run can be read, exported and resumed without the files."""
     for path, source in code.items():
         copy = folder / user_code.copy_path(path)
         copy.parent.mkdir(parents=True, exist_ok=True)

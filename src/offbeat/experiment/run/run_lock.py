@@ -61,13 +61,14 @@ def refuse_occupied(folder: Path) -> None:
 
 
 def creation_interrupted(folder: Path) -> bool:
+    """Tell whether the process that created the run folder ended before the folder was complete."""
     lock = folder / "lock"
     mark = lock.read_bytes() if lock.is_file() else b""
     return mark != b"" and CREATION_MARK.startswith(mark)  # or a part of it
 
 
 def remove_partial_folder(folder: Path, new: bool) -> None:
-    """Remove what an interrupted creation wrote."""
+    """Remove the files that an interrupted creation wrote."""
     with contextlib.suppress(OSError):
         shutil.rmtree(folder / user_code.COPIES, ignore_errors=True)
         for name in (*CREATION_ENTRIES, "lock"):
