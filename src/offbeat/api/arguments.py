@@ -169,6 +169,7 @@ def check_delays(delays: Delays | float | Sequence[float] | Mapping[str, float],
 
 
 def _delays_by_name(delays: Mapping[str, float], datasets: ClientDatasets) -> tuple[float, ...]:
+    """Return the delays in the order of the clients."""
     names = [datasets.name(client) for client in datasets.train]
     if not _numbered_from_zero(datasets):
         raise ConfigError("delays given by name need named clients; for numbered clients pass a delay law")
@@ -182,10 +183,12 @@ def _delays_by_name(delays: Mapping[str, float], datasets: ClientDatasets) -> tu
 
 
 def _numbered_from_zero(datasets: ClientDatasets) -> bool:
+    """Tell whether clients are numbered without gaps, from 0."""
     return list(datasets.train) == list(range(len(datasets.train)))
 
 
 def _seconds(value: object, name: str) -> float:
+    """Return a number of seconds; errors name the argument."""
     number = value.item() if isinstance(value, Tensor) else value
     if not _is_number(number):
         raise ConfigError(f"{name} = {format_value(value)}: must be a number of seconds")
@@ -212,6 +215,7 @@ def check_faults(faults: Fault | Sequence[Fault]) -> tuple[Fault, ...]:
 
 
 def _suggest_law(value: object, setting: str) -> str:
+    """Suggest what to write instead of an invalid law."""
     known = CHOICES[setting]
     cls = value if isinstance(value, type) else known.get(value) if isinstance(value, str) else None
     if cls is not None:
@@ -222,6 +226,7 @@ def _suggest_law(value: object, setting: str) -> str:
 
 
 def _has_methods(value: object, setting: str) -> bool:
+    """Tell whether an object has the methods of a law."""
     return all(callable(getattr(value, name, None)) for name in REQUIRED_METHODS[setting])
 
 
@@ -243,6 +248,7 @@ def check_folder(folder: str | Path) -> Path:
 
 
 def _is_number(value: object) -> bool:
+    """Tell whether a value is a number of Python or NumPy, but no boolean."""
     return isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, (bool, np.bool_))
 
 

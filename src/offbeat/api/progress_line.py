@@ -64,6 +64,7 @@ def watch_run(progress: bool | Callable[[Status], object], until: object) -> Ite
         return
 
     def print_status(status: Status) -> None:
+        """Print time, updates and the first metrics."""
         metrics = "".join(f", {name} {value:.3f}" for name, value in list(status.metrics.items())[:2])
         line.update(status.share, f"{status.now:.0f} s of {until}, {status.updates} updates{metrics}")
 
@@ -82,6 +83,7 @@ def watch_comparison(
         return
 
     def print_shares(shares: list[float], work: Work) -> None:
+        """Print how many runs are finished and which are active."""
         active = [f"{name} {seed}" for (name, seed), share in zip(runs, shares, strict=True) if 0 < share < 1]
         text = f"{sum(share >= 1 for share in shares)} of {len(runs)} runs"
         line.update(sum(shares) / len(runs), f"{text}, now {', '.join(active)}" if active else text)
@@ -92,6 +94,7 @@ def watch_comparison(
 
 @contextmanager
 def _line(used: bool) -> Iterator[ProgressLine]:
+    """Yield a progress line, and erase it at the end if it was used."""
     line = ProgressLine()
     try:
         yield line
@@ -101,6 +104,7 @@ def _line(used: bool) -> Iterator[ProgressLine]:
 
 
 def _progress_function(progress: bool | Callable[[T], object], argument: str) -> Callable[[T], object] | None:
+    """Return the user's function; None for True and False."""
     if isinstance(progress, bool):
         return None
     if isinstance(progress, type) or not callable(progress):

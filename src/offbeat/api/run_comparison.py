@@ -61,9 +61,11 @@ class Compared(Comparison):
         }
 
     def __iter__(self) -> Iterator[str]:
+        """Iterate over the labels of the methods."""
         return iter(self.strategies())
 
     def __len__(self) -> int:
+        """Return the number of methods."""
         return len(self.strategies())
 
     def table(self, by_seed: bool = False) -> list[JsonObject]:
@@ -111,6 +113,7 @@ class Compared(Comparison):
 
 
 def _align_columns(rows: list[list[str]]) -> list[str]:
+    """Pad the cells of a table, with the first column on the left and numbers on the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     padded = [
         [cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(zip(row, widths, strict=True))]
@@ -193,6 +196,7 @@ def compare(
 def _execute(
     comparison: Compared, jobs: int | None, worker: str, memory: str | None, progress: bool | Callable[[Shares], object]
 ) -> None:
+    """Finish all runs; raise KeyboardInterrupt if they were interrupted."""
     pairs = [(entry["strategy"], entry["seed"]) for entry in comparison.layout()]
     finished = False
     try:
@@ -262,6 +266,7 @@ def _changed_settings(strategy: Strategy) -> str:
 
 
 def _check_label(label: object) -> str:
+    """Return a label; raise ConfigError if it is unsuitable for tables and folder names."""
     if not isinstance(label, str) or label.strip() != label or not label.isprintable() or "/" in label:
         raise ConfigError(f"strategies: {label!r} is no valid label: write a short text without /")
     if not label or label.startswith("."):

@@ -149,6 +149,7 @@ def _execute(
 def _execute_in_memory(
     script: ScriptedRun, choice: WorkerChoice, limit: MemoryLimit | None, watch: Callable[[Status], None] | None
 ) -> Simulation:
+    """Execute a run without writing files."""
     started = time.monotonic()
     if choice == AUTO and WORKERS["cuda"].missing() is None:
         choice = WorkerChoice("cuda")
@@ -174,6 +175,7 @@ def _execute_in_memory(
 def _execute_in_folder(
     script: ScriptedRun, folder: Path, worker: str, memory: str | None, watch: Callable[[Status], None] | None
 ) -> Simulation:
+    """Execute or resume a run in a folder, or load its result if it is complete."""
     from offbeat.experiment.run import Run, Unfinished, create_run, execute_run
 
     run = Run(folder, script)

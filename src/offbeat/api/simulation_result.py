@@ -96,6 +96,7 @@ class Simulation:
         return path
 
     def _copy_trace(self, path: Path) -> None:
+        """Write the trace to a file that is complete or absent."""
         partial = path.with_name(f"{path.name}.tmp")
         with contextlib.closing(sqlite3.connect(partial)) as target:
             self._db.backup(target)
@@ -103,10 +104,12 @@ class Simulation:
 
     @property
     def _db(self) -> sqlite3.Connection:
+        """Return the database with all rows of the trace."""
         self.trace.flush()
         return self.trace.db
 
     def __repr__(self) -> str:
+        """Summarize metrics, updates and staleness for the prompt."""
         s = self.summary
         names = [name for name in ("loss", s.headline) if name in s.metrics]
         metrics = ", ".join(f"{name} {s.metrics[name]:.4f}" for name in names)

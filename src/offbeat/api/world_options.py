@@ -131,6 +131,7 @@ def accept_world_options(before: str) -> Callable[[F], F]:
     """
 
     def decorate(function: F) -> F:
+        """Replace the signature and the docstring of a function."""
         declared = inspect.signature(function)
         parameters = [p for p in declared.parameters.values() if p.kind is not p.VAR_KEYWORD]
         options = [
@@ -142,6 +143,7 @@ def accept_world_options(before: str) -> Callable[[F], F]:
 
         @functools.wraps(function)
         def checked(*args: object, **keywords: object) -> object:
+            """Call the function, unless a keyword is unknown."""
             for name in keywords:
                 if name not in signature.parameters:
                     hint = unknown_name("keyword argument", name, signature.parameters)

@@ -139,9 +139,7 @@ def assemble(
     tests: ClientData | None = None,  # of each client
 ) -> Setup:
     """Combine a module and client data with the settings of an experiment."""
-    _check_targets(experiment, evaluator.metrics)
-    _check_recordings(experiment, clients)
-    _check_precision(module)
+    _reject_impossible(experiment, module, clients, evaluator.metrics)
     task = as_task(task, clients.label_dtype)
     check_model(module, clients, evaluator, task)
     seed, model, layout = experiment.seed_of("batches"), flatten(module), Layout.of(module)
@@ -155,19 +153,22 @@ def assemble(
     simulated_world = _build_world(experiment, trainer, payload)
     surveyed = clients.sample(experiment.survey.clients)
     surveyor = _build_surveyor(simulated_world, trainer.data, surveyed, evaluator, tests, experiment)
-    client_tests = None if experiment.evaluate == "test" else ClientTests(evaluator, _require_tests(tests), surveyed)
+    client_tests = None
+    if experiment.evaluate == "clients":
+        if tests is None:
+            hint = "set split: {train: 0.6, validation: 0.2}, or use data whose owners have test examples"
+            raise ConfigError(f"evaluate = 'clients': not every client has its own test examples; {hint}")
+        client_tests = ClientTests(evaluator, tests, surveyed)
     if is_pooled(experiment.strategy):
         # one machine with all data, always available and as fast as the mean client
-        delays = _mean_client_delays(trainer, experiment)
-        training = replace(experiment.training, bn="shared")  # with one client there is nothing to keep local
         experiment = replace(
             experiment,
-            delays=delays,
+            delays=_mean_client_delays(trainer, experiment),
             network=Instant(),
             availability=Always(),
             faults=(),
             streaming=Static(),
-            training=training,
+            training=replace(experiment.training, bn="shared"),  # with one client there is nothing to keep local
         )
         clients = clients.as_one_client()
         trainer = Trainer(module, clients, experiment.training, task, probe)
@@ -196,6 +197,7 @@ def _keeps_local_statistics(experiment: Experiment) -> bool:
 
 
 def _build_world(experiment: Experiment, trainer: Trainer, payload: Payload) -> SimulatedWorld:
+    """Build the simulated world in which the clients of the trainer work."""
     return SimulatedWorld(
         delays=experiment.delays,
         counts=trainer.data.num_examples,
@@ -210,7 +212,7 @@ def _build_world(experiment: Experiment, trainer: Trainer, payload: Payload) -> 
 
 
 def _build_surveyor(
-    federated: SimulatedWorld,
+    simulated_world: SimulatedWorld,
     data: ClientData,
     surveyed: Sequence[int],
     evaluator: Evaluator,
@@ -220,51 +222,35 @@ def _build_surveyor(
     """Build the survey of all clients; also let the evaluator report accuracy on the class mix of the slowest."""
     if experiment.survey.examples == 0:
         return None
-    surveyor = speed_groups.build_surveyor(
-        evaluator, data, tests, speed_groups.expected_seconds(federated, surveyed), experiment.survey
-    )
+    seconds = speed_groups.expected_seconds(simulated_world, surveyed)
+    surveyor = speed_groups.build_surveyor(evaluator, data, tests, seconds, experiment.survey)
     classes = data.num_classes
     if SLOWEST in surveyor.groups and classes is not None and isinstance(evaluator.task, Classification):
         evaluator.mixes = {SLOW_CLASSES: speed_groups.class_shares(data, surveyor.groups[SLOWEST], classes)}
     return surveyor
 
 
-def _require_tests(tests: ClientData | None) -> ClientData:
-    if tests is not None:
-        return tests
-    hint = "set split: {train: 0.6, validation: 0.2}, or use data whose owners have test examples"
-    raise ConfigError(f"evaluate = 'clients': not every client has its own test examples; {hint}")
-
-
-def _check_recordings(experiment: Experiment, clients: ClientData) -> None:
-    """Reject recordings that lack some clients before the run starts."""
-    for law in (experiment.delays, experiment.network, experiment.availability):
-        if (covers := getattr(law, "covers", None)) is not None:
-            covers(clients.num_examples)
-
-
-def _check_precision(module: nn.Module) -> None:
-    """Reject 16-bit parameters: in a sum of a thousand such models, further ones change nothing."""
-    dtype = flatten(module).dtype
-    if dtype not in (torch.float32, torch.float64):
-        raise ConfigError(f"the model's parameters are {dtype}: use float32, and torch.autocast in forward for speed")
-
-
-def _check_targets(experiment: Experiment, measured: Sequence[Metric]) -> None:
-    """Reject targets with unknown metrics, which would never be reached."""
+def _reject_impossible(
+    experiment: Experiment, module: nn.Module, clients: ClientData, measured: Sequence[Metric]
+) -> None:
+    """Reject targets with unknown metrics, recordings that lack some clients, and 16-bit parameters."""
     known = [metric.name for metric in measured]
     for target in (experiment.until.target, experiment.target):
         if target is not None and target.metric not in known:
             raise ConfigError(f"target {target}: {unknown_name('metric', target.metric, known)}")
+    for law in (experiment.delays, experiment.network, experiment.availability):
+        if (covers := getattr(law, "covers", None)) is not None:
+            covers(clients.num_examples)  # raises if a recording lacks a client
+    dtype = flatten(module).dtype
+    if dtype not in (torch.float32, torch.float64):  # in a sum of a thousand 16-bit models, further ones change nothing
+        raise ConfigError(f"the model's parameters are {dtype}: use float32, and torch.autocast in forward for speed")
 
 
 def _mean_client_delays(trainer: Trainer, experiment: Experiment) -> ConstantDelays:
     """Return the delays of a machine as fast as the mean client, in seconds per step."""
-    delays, seed = experiment.delays, experiment.seed_of("delays")
-    steps = (
-        (client, trainer.count_steps(client, LocalWork(), count)) for client, count in trainer.data.num_examples.items()
-    )
-    mean = fmean(delays.expected(seed, client, taken) / taken for client, taken in steps)
+    delays, seed, counts = experiment.delays, experiment.seed_of("delays"), trainer.data.num_examples
+    steps = ((client, trainer.count_steps(client, LocalWork(), count)) for client, count in counts.items())
+    mean = fmean(delays.expected(seed, client, number) / number for client, number in steps)
     return ConstantDelays(mean=mean, unit="step", jitter=getattr(delays, "jitter", 0.0))
 
 
@@ -276,8 +262,8 @@ def _default_interval(until: Until, simulated_world: SimulatedWorld, counts: Map
     if until.seconds is not None:
         return until.seconds / DEFAULT_EVALUATIONS
     assert until.updates is not None
-    some = list(islice(counts, 1000))
-    mean = fmean(simulated_world.time_job(c, 0, LocalWork(), counts[c], 0.0).expected for c in some)
+    first_clients = islice(counts, 1000)
+    mean = fmean(simulated_world.time_job(c, 0, LocalWork(), counts[c], 0.0).expected for c in first_clients)
     return max(until.updates * mean / min(len(counts), MAX_ASSUMED_ACTIVE) / DEFAULT_EVALUATIONS, 1e-9)
 
 

@@ -79,6 +79,7 @@ def _stored_facts(run: Run) -> dict[str, str]:
 
 
 def _describe_choice(experiment: Experiment, setting: str) -> str:
+    """Format a choice with its changed settings in one line, as an experiment file would."""
     from offbeat.experiment.spec.yaml_text import to_yaml_line
 
     value = getattr(experiment, setting)

@@ -15,8 +15,6 @@ from pathlib import Path
 from offbeat.core.errors import ConfigError, RunError, escape_unprintable
 from offbeat.experiment import build
 from offbeat.experiment.comparison import MANIFEST, SWEEP_KEY, Comparison, create_comparison
-from offbeat.experiment.run.checksums import JsonObject
-from offbeat.experiment.run.execution import Run
 from offbeat.experiment.spec import call_syntax, experiment_files
 from offbeat.experiment.spec.config import Experiment
 from offbeat.experiment.spec.methods import distinct_methods
@@ -123,6 +121,7 @@ def unchanged_methods(methods: Mapping[str, Experiment], swept: Iterable[SweptSe
 
 
 def _with_settings(experiment: Experiment, settings: Iterable[tuple[str, str]]) -> Experiment:
+    """Return the experiment with other settings; errors name the option --over."""
     try:
         return experiment_files.with_changes(experiment, [f"{key}={value}" for key, value in settings])
     except ConfigError as error:
@@ -130,6 +129,7 @@ def _with_settings(experiment: Experiment, settings: Iterable[tuple[str, str]]) 
 
 
 def _has_setting(experiment: Experiment, setting: SweptSetting) -> bool:
+    """Tell whether an experiment has a setting."""
     section = to_values(experiment)
     for key in setting.key.split("."):
         if not isinstance(section, dict) or key not in section:
@@ -147,7 +147,7 @@ def _check_not_in_label(methods: Mapping[str, Experiment], setting: SweptSetting
 
 
 def refuse_impossible(experiments: Iterable[Experiment], seeds: Iterable[int]) -> None:
-    """Build each world once, whatever the number of strategies, and raise if that is impossible."""
+    """Build each world once for all strategies; raise an error if that is impossible."""
     worlds: list[Experiment] = []
     for experiment in experiments:
         if not any(replace(other, strategy=experiment.strategy) == experiment for other in worlds):
@@ -205,17 +205,17 @@ class Sweep:
 
     def results(self) -> list[CombinationResult]:
         """Return the result of each combination, including unfinished ones."""
-        return [_result(combination, self.comparison.runs(label)) for label, combination in self.points.items()]
-
-
-def _result(combination: Combination, runs: Sequence[Run]) -> CombinationResult:
-    by_seed = {run.experiment().seed: run.summary() for run in runs if run.complete}
-    row = average_over_seeds(combination.label, list(by_seed.values()), {}, by_seed) if by_seed else None
-    return CombinationResult(combination, row, len(by_seed), len(runs))
+        results = []
+        for label, combination in self.points.items():
+            runs = self.comparison.runs(label)
+            by_seed = {run.experiment().seed: run.summary() for run in runs if run.complete}
+            row = average_over_seeds(combination.label, list(by_seed.values()), {}, by_seed) if by_seed else None
+            results.append(CombinationResult(combination, row, len(by_seed), len(runs)))
+        return results
 
 
 def read_sweep(comparison: Comparison) -> Sweep | None:
-    """Read the sweep of a comparison; None if it is none."""
+    """Read the settings that a comparison varies; None if it is not a sweep."""
     stored = comparison.stored().get(SWEEP_KEY)
     if stored is None:
         return None
@@ -224,14 +224,13 @@ def read_sweep(comparison: Comparison) -> Sweep | None:
             SweptSetting(escape_unprintable(key), tuple(map(escape_unprintable, values)))
             for key, values in stored["over"].items()
         )
-        points = {escape_unprintable(entry["label"]): _read_combination(entry) for entry in stored["points"]}
+        points: dict[str, Combination] = {}
+        for entry in stored["points"]:
+            settings = ((escape_unprintable(key), escape_unprintable(v)) for key, v in entry["settings"].items())
+            label, method = escape_unprintable(entry["label"]), escape_unprintable(entry["method"])
+            points[label] = Combination(method, tuple(settings))
         if list(points) != comparison.strategies():
             raise ValueError("its combinations are not those of its runs")
         return Sweep(comparison, swept, points)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise RunError(f"{comparison.folder / MANIFEST} is damaged: {type(error).__name__}: {error}") from None
-
-
-def _read_combination(entry: JsonObject) -> Combination:
-    settings = tuple((escape_unprintable(key), escape_unprintable(value)) for key, value in entry["settings"].items())
-    return Combination(escape_unprintable(entry["method"]), settings)

@@ -40,8 +40,8 @@ class Preset:
 
     def varied(self, summary: str, methods: Mapping[str, Any] | None = None, **changes: Any) -> Preset:
         """Return a variant for another figure or table, with other methods and fields of the experiment."""
-        rows = self.methods if methods is None else methods
-        return replace(self, summary=summary, methods=rows, experiment=replace(self.experiment, **changes))
+        methods = self.methods if methods is None else methods
+        return replace(self, summary=summary, methods=methods, experiment=replace(self.experiment, **changes))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,9 +51,10 @@ class Column:
     title: str
     data: DataSource
     model: Model
-    small: Mapping[str, Any] = field(default_factory=dict)  # changes at the quick scale
+    small: Mapping[str, Any] = field(default_factory=dict)  # fields of the experiment at the quick scale
 
     def quick(self, experiment: Experiment, **changes: Any) -> Experiment:
+        """Return the experiment at the quick scale; `small` takes precedence over `changes`."""
         return replace(experiment, **{**changes, **self.small})
 
 

@@ -9,6 +9,7 @@ from offbeat.workers.process_pool import Message as Message
 from offbeat.workers.process_pool import ProcessPool as ProcessPool
 from offbeat.workers.process_pool import decode_text as decode_text
 from offbeat.workers.process_pool import receive as receive
+from offbeat.workers.process_pool import replaced_handlers as replaced_handlers
 from offbeat.workers.process_pool import send as send
 from offbeat.workers.registry import AUTO as AUTO
 from offbeat.workers.registry import INLINE as INLINE

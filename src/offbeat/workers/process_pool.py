@@ -17,12 +17,13 @@ import threading
 import traceback
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, Pipe
 from multiprocessing.process import BaseProcess
 from struct import Struct
+from types import FrameType
 from typing import Generic, NamedTuple, NoReturn, TypeVar
 
 from offbeat.core.threads import explain_fork_failure, one_thread
@@ -36,6 +37,7 @@ _HEADER = Struct("<BqI")  # kind, number, count of tensors that follow
 _SET_PARENT_DEATH_SIGNAL = 1
 _RICH_STREAMS = "rich.file_proxy"  # module of the standard streams while a progress bar is drawn
 
+SignalHandler = Callable[[int, FrameType | None], object] | int | None
 Serve = Callable[[Connection], object]  # the work of a child process, until its pipe closes
 
 
@@ -185,6 +187,22 @@ def _end_processes(processes: list[P], kill: bool, owner: int) -> None:
 
 
 @contextmanager
+def replaced_handlers(handlers: Mapping[signal.Signals, SignalHandler]) -> Iterator[None]:
+    """Replace signal handlers inside the context; only the main thread can do this, others continue without."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.getsignal(number) for number in handlers}
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        for number, earlier in before.items():
+            signal.signal(number, earlier)
+
+
+@contextmanager
 def deferred_signals() -> Iterator[None]:
     """Handle SIGINT and SIGTERM at the end of the context; processes started inside begin with them blocked.
 
@@ -193,19 +211,14 @@ def deferred_signals() -> Iterator[None]:
     """
     received: list[int] = []
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
-    main = threading.current_thread() is threading.main_thread()
-    handlers = {number: signal.getsignal(number) for number in SIGNALS} if main else {}
-    handlers = {number: handler for number, handler in handlers.items() if handler is not None}  # None: not Python's
+    numbers = (number for number in SIGNALS if signal.getsignal(number) is not None)  # None: not a handler of Python
     try:
-        for number in handlers:
-            signal.signal(number, lambda number, frame: received.append(number))
-        yield
+        with replaced_handlers(dict.fromkeys(numbers, lambda number, frame: received.append(number))):
+            yield
     finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        for deferred in received:
-            signal.raise_signal(deferred)
+        for number in received:
+            signal.raise_signal(number)
 
 
 # ------------------------------------------------------------ in a child

@@ -13,12 +13,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Collection
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -32,7 +31,7 @@ from offbeat.core.jobs import Job
 from offbeat.training import tensor_version
 from offbeat.workers.inline import JobBlock, Train
 from offbeat.workers.job_queue import JOBS_PER_MEMBER, MAX_DEATHS, JobQueue, job_fields, usable_cores
-from offbeat.workers.process_pool import ANSWER, NO_MEMORY, UNSENDABLE, decode_text
+from offbeat.workers.process_pool import ANSWER, NO_MEMORY, UNSENDABLE, decode_text, replaced_handlers
 from offbeat.workers.ray_actor import ActorReport, NumericEnvironment, TorchSettings, TrainingActor
 from offbeat.workers.ray_codec import TensorBytes, pack, pack_trainer, tensor_bytes, unpack
 from offbeat.workers.shared_memory_codec import Unsendable
@@ -44,16 +43,16 @@ BUSY_WARNING_SECONDS = 60.0  # without any actor, until a warning that the clust
 STATUS_TIMEOUT = 30.0  # seconds for a server to prove that it is Ray
 LOG_OPTIONS = {"log_to_driver": False, "logging_level": logging.ERROR}
 ENVIRONMENT = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0"}  # no statistics or GPU advice
-Ref = Any  # ray.ObjectRef, which is generic for type checkers only
+RayObject = Any  # classes of Ray are generic for type checkers only
 
 
 @dataclass(eq=False)
 class RayMember:
     """An actor as the run sees it."""
 
-    actor: Any
-    report: Ref | None  # pending until it has loaded the trainer, then None
-    jobs: deque[tuple[Ref, int, float]] = field(default_factory=deque)  # (answer, ticket, due), in the order sent
+    actor: RayObject
+    report: RayObject | None  # pending until it has loaded the trainer, then None
+    jobs: deque[tuple[RayObject, int, float]] = field(default_factory=deque)  # (answer, ticket, due), in the order sent
     node: str = "?"
     pid: int = 0  # on its node
     tries: int = 1  # actors started in this place before one has loaded the trainer
@@ -75,8 +74,8 @@ class RayWorker(JobQueue[RayMember]):
         self.note: Callable[[str], object] = lambda text: None
         self._stored: Any = WeakTensorKeyDictionary()  # tensor -> (its version, its reference in the object store)
         self._max_members = 0
-        self._trainer: Ref | None = None
-        self._actor_class: Any = None
+        self._trainer: RayObject | None = None
+        self._actor_class: RayObject = None
         self._disconnect: Callable[[], object] | None = None  # None: not connected
 
     # ------------------------------------------------------------ jobs
@@ -108,7 +107,7 @@ class RayWorker(JobQueue[RayMember]):
         member.jobs.append((answer, job.ticket, due))
         return True
 
-    def _store_tensor(self, tensor: Tensor) -> Ref:
+    def _store_tensor(self, tensor: Tensor) -> RayObject:
         """Put a tensor into the object store, once for all jobs with the same model."""
         version, ref = self._stored.get(tensor, (None, None))
         if version != tensor_version(tensor):
@@ -167,7 +166,7 @@ class RayWorker(JobQueue[RayMember]):
             else:
                 self._handle_answer(member, *answer)
 
-    def _wait_ready(self, refs: list[Ref], timeout: float | None) -> list[Ref]:
+    def _wait_ready(self, refs: list[RayObject], timeout: float | None) -> list[RayObject]:
         """Return the references that are available within the timeout; without a timeout, wait for one."""
         try:
             while True:
@@ -262,11 +261,12 @@ def connect(address: str | None, cpus: int) -> Callable[[], None]:
         return _use_connection(address)
     if address is not None:
         _check_address(address)
-    options: dict[str, Any] = (
+    options: dict[str, object] = (
         {"address": address} if address else {"address": "local", "num_cpus": cpus, "include_dashboard": False}
     )
     try:
-        with _keep_sigterm_handler(), warnings.catch_warnings():
+        # Ray replaces the handler of SIGTERM, but a run that is terminated writes a checkpoint
+        with replaced_handlers({signal.SIGTERM: signal.getsignal(signal.SIGTERM)}), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             ray.init(**options, **LOG_OPTIONS)
     except Exception as error:
@@ -306,19 +306,6 @@ def _check_address(address: str) -> None:
         raise RunError(
             f"worker ray: no Ray cluster at {address} ({to_single_line(lines[-1] if lines else 'no output')})"
         )
-
-
-@contextmanager
-def _keep_sigterm_handler() -> Iterator[None]:
-    """Restore the handler that Ray replaces: a run that is terminated writes a checkpoint."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _silence_prints() -> Callable[[], None]:

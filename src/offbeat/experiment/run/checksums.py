@@ -25,7 +25,7 @@ CHECKSUM_FILE, TRACE_FILE, MODEL_FILE = "finished.json", "run.sqlite", "model.sa
 TEXT_FILES = ("experiment.yaml", "simulation.json", "world.json", "environment.json", "command.txt")
 
 
-def dump_checksummed(body: Mapping[str, Any]) -> bytes:
+def dump_checksummed(body: Mapping[str, object]) -> bytes:
     """Serialize a JSON object together with its SHA-256."""
     return json.dumps({**body, CHECKSUM_KEY: _json_digest(body)}, indent=2).encode()
 
@@ -47,7 +47,7 @@ def read_checksummed(path: Path) -> JsonObject:
     return body
 
 
-def _json_digest(body: Mapping[str, Any]) -> str:
+def _json_digest(body: Mapping[str, object]) -> str:
     """Hash a JSON object; the order of its keys does not matter."""
     return _sha256(json.dumps(body, sort_keys=True).encode())
 

@@ -6,7 +6,6 @@ import contextlib
 import logging
 import signal
 import sqlite3
-import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -47,6 +46,7 @@ from offbeat.workers import (
     make_worker,
     parse_worker,
     recorded_choice,
+    replaced_handlers,
     usable,
 )
 
@@ -249,11 +249,6 @@ def interrupt_on_signals(engines: Iterable[Stoppable]) -> Iterator[None]:
 
     A process that ignores these signals, such as a background job, continues to ignore them.
     """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    handled = [number for number, handler in before.items() if handler != signal.SIG_IGN]
 
     def request_stop(number: int, frame: FrameType | None) -> None:
         """Stop all engines, and let a second signal raise KeyboardInterrupt."""
@@ -261,10 +256,6 @@ def interrupt_on_signals(engines: Iterable[Stoppable]) -> Iterator[None]:
             engine.interrupt = True
         signal.signal(number, signal.default_int_handler)
 
-    for number in handled:
-        signal.signal(number, request_stop)
-    try:
+    numbers = (number for number in (signal.SIGINT, signal.SIGTERM) if signal.getsignal(number) != signal.SIG_IGN)
+    with replaced_handlers(dict.fromkeys(numbers, request_stop)):
         yield
-    finally:
-        for number in handled:
-            signal.signal(number, before[number])

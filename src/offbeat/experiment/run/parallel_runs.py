@@ -6,14 +6,12 @@ train whatever the parent did before.
 
 from __future__ import annotations
 
-import contextlib
 import pickle
 import signal
 import sys
-import threading
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,6 +34,7 @@ from offbeat.workers import (
     Work,
     decode_text,
     receive,
+    replaced_handlers,
     send,
 )
 
@@ -73,7 +72,7 @@ def execute_in_parallel(
     forked = any(run.script is not None for run in runs)
     serve = partial(_serve, runs if forked else (), memory)
     pool = ProcessPool[ChildProcess](kill=False)  # at the end, unfinished runs write a checkpoint
-    with _sigterm_as_ctrl_c():  # without it, a termination would leave the children behind
+    with replaced_handlers({signal.SIGTERM: signal.default_int_handler}):  # SIGTERM must not leave children behind
         try:
             for _ in range(min(jobs, len(group.incomplete))):
                 if forked:
@@ -129,19 +128,6 @@ def _receive(process: ChildProcess) -> tuple[int, RunResult, Work, float]:
 
 def _process_died_error() -> execution.Unfinished:
     return execution.Unfinished("a process of the comparison died (out of memory?)")
-
-
-@contextlib.contextmanager
-def _sigterm_as_ctrl_c() -> Iterator[None]:
-    """Let SIGTERM raise KeyboardInterrupt inside the context."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 # ---------------------------------------------------------------- in a child process

@@ -57,7 +57,7 @@ class ClientDatasets:
         return self._to_client_data(ordered).to(device)
 
     def test_data(self, device: str) -> ClientData | None:
-        """Return the test data of each client, if there is any."""
+        """Return the test data of each client; None if there is none."""
         return None if self.tests is None else self._to_client_data(self.tests, "tests: ").to(device)
 
     def evaluation_data(self) -> Pair:
@@ -86,6 +86,7 @@ class ClientDatasets:
         return sum(t.numel() * t.element_size() for t in self.tensors().values())
 
     def _to_client_data(self, pairs: Mapping[int, Pair], prefix: str = "") -> ClientData:
+        """Combine the pairs of all clients; errors begin with `prefix` and name the client."""
         numbered_from_zero = list(pairs) == list(range(len(pairs)))
         try:
             return ClientData.separate(list(pairs.values()) if numbered_from_zero else pairs)
@@ -97,21 +98,16 @@ class ClientDatasets:
 def from_tensors(tensors: Mapping[str, Tensor], names: Mapping[int, str]) -> ClientDatasets:
     """Rebuild the data from the result of `ClientDatasets.tensors`."""
     owners = [name.removesuffix(": x") for name in tensors if name.endswith(": x")]
-    pairs = {owner: _aligned_pair(tensors[f"{owner}: x"], tensors[f"{owner}: y"]) for owner in owners}
-
-    def of_clients(prefix: str) -> dict[int, Pair]:
-        numbered = {int(key.removeprefix(prefix)): pair for key, pair in pairs.items() if key.startswith(prefix)}
-        return dict(sorted(numbered.items()))
-
-    return ClientDatasets(of_clients(CLIENT_PREFIX), of_clients(TEST_PREFIX) or None, pairs.get("test"), names)
-
-
-def _aligned_pair(x: Tensor, y: Tensor) -> Pair:
-    """Return both tensors at aligned addresses, because the rounding of sums depends on the alignment."""
-    return _aligned(x), _aligned(y)
+    pairs = {owner: (_align(tensors[f"{owner}: x"]), _align(tensors[f"{owner}: y"])) for owner in owners}
+    train, tests = (
+        {int(owner.removeprefix(prefix)): pair for owner, pair in pairs.items() if owner.startswith(prefix)}
+        for prefix in (CLIENT_PREFIX, TEST_PREFIX)
+    )
+    return ClientDatasets(dict(sorted(train.items())), dict(sorted(tests.items())) or None, pairs.get("test"), names)
 
 
-def _aligned(tensor: Tensor) -> Tensor:
+def _align(tensor: Tensor) -> Tensor:
+    """Return the tensor at an aligned address, because the rounding of sums depends on the alignment."""
     contiguous = tensor.contiguous()
     return contiguous.clone() if contiguous.data_ptr() % ALIGNMENT else contiguous
 
@@ -190,15 +186,18 @@ def _check_tests(clients: Mapping[Hashable, Examples], tests: Mapping[Hashable, 
 
 
 def _format_key(key: Hashable) -> str:
+    """Format the name of a client in quotes, or its number."""
     return repr(key) if isinstance(key, str) else str(key)
 
 
 def read_examples(examples: Examples, owner: str, dtype: torch.dtype) -> Pair:
     """Convert examples to a pair of aligned tensors; `owner` names them in errors."""
-    return _aligned_pair(*_to_pair(examples, owner, dtype))
+    x, y = _to_pair(examples, owner, dtype)
+    return _align(x), _align(y)
 
 
 def _to_pair(examples: Examples, owner: str, dtype: torch.dtype) -> Pair:
+    """Convert examples to a pair of tensors at any address."""
     if isinstance(examples, DataLoader):
         raise DataError(f"{owner}: a DataLoader draws its own batches: give its data set, loader.dataset")
     if isinstance(examples, Dataset):
@@ -214,7 +213,7 @@ def _to_pair(examples: Examples, owner: str, dtype: torch.dtype) -> Pair:
     return x, y
 
 
-def _read_dataset(dataset: Dataset[Any], owner: str, dtype: torch.dtype) -> Pair:
+def _read_dataset(dataset: Dataset[object], owner: str, dtype: torch.dtype) -> Pair:
     """Read all items of a data set once."""
     if isinstance(dataset, TensorDataset) and len(dataset.tensors) == 2:
         return dataset.tensors[0], dataset.tensors[1]

@@ -46,6 +46,7 @@ def content_digest(value: object) -> str:
 
 
 def _content(value: object) -> list[object]:
+    """List what an object contains; nested objects are lists, too."""
     if isinstance(value, nn.Module):
         return [describe(value), module_settings(value), weight_digests(value)]
     if isinstance(value, partial):
@@ -61,20 +62,19 @@ def _content(value: object) -> list[object]:
     return [describe(value), getattr(value, "__dict__", {}) if not inspect.isroutine(value) else {}]
 
 
-def module_settings(module: nn.Module) -> dict[str, Any]:
+def module_settings(module: nn.Module) -> dict[str, object]:
     """Return plain attributes of a module and its parts that weights do not show, such as 0.3 in Net(drop=0.3)."""
-    settings: dict[str, Any] = to_json_value(
-        {
-            f"{path}.{key}" if path else key: value
-            for path, part in module.named_modules()
-            for key, value in vars(part).items()
-            if not key.startswith("_") and key != "training" and _is_plain(value)
-        }
-    )
-    return settings
+    settings = {
+        f"{path}.{key}" if path else key: value
+        for path, part in module.named_modules()
+        for key, value in vars(part).items()
+        if not key.startswith("_") and key != "training" and _is_plain(value)
+    }
+    return dict(to_json_value(settings))
 
 
 def _is_plain(value: object) -> bool:
+    """Tell whether a value is a number, a text, None, or a list of these."""
     return isinstance(value, PLAIN_TYPES) or (isinstance(value, (tuple, list)) and all(map(_is_plain, value)))
 
 

@@ -52,39 +52,48 @@ class Placeholder:
     """Stand in a stored experiment for an object that only its script can create; it can be shown but not run."""
 
     def _unavailable(self, *_: object, **__: object) -> NoReturn:
+        """Raise an error that names the object and the command to rerun."""
+        """Raise an error that names the object and how to get it."""
         name = type(self).__name__
         raise ConfigError(f"{name} was defined in a script and cannot be rebuilt: rerun the command in command.txt")
 
     init = on_event = load = build = split = of = _unavailable
 
 
-def make_placeholder(name: str, settings: Mapping[str, Any] | None = None, pooled: bool = False) -> Any:
+def make_placeholder(name: str, settings: Mapping[str, object] | None = None, pooled: bool = False) -> Any:
     """Create a placeholder with the class name and the settings of the object that it stands for."""
-    values = {key: _freeze(value) for key, value in (settings or {}).items() if key.isidentifier()}
+    fields_ = [(key, object, _freeze(value)) for key, value in (settings or {}).items() if key.isidentifier()]
     name = name if name.isidentifier() else re.sub(r"\W", "", name) or "own"
-    fields_ = [(key, Any, value) for key, value in values.items()]
     cls = make_dataclass(name, fields_, bases=(Placeholder,), namespace={"pooled": pooled}, frozen=True, kw_only=True)
     return cls()
 
 
-def _freeze(value: Any) -> Any:
+def _freeze(value: object) -> object:
+    """Convert a JSON value to one that a frozen dataclass can hold: objects to placeholders, lists to tuples."""
     if isinstance(value, dict):
-        return make_placeholder(str(value.get("name", "settings")), {k: v for k, v in value.items() if k != "name"})
+        return _placeholder_of({"name": "settings", **value})
     return tuple(map(_freeze, value)) if isinstance(value, list) else value
+
+
+def _placeholder_of(values: JsonObject, pooled: bool = False) -> Any:
+    """Create a placeholder from stored settings, which include the name of the class."""
+    settings = dict(values)
+    return make_placeholder(str(settings.pop("name")), settings, pooled)
 
 
 @dataclass(frozen=True, eq=False)
 class ScriptedRun:
-    """A run with the objects that a script gave: experiment, initial model, client data and loss."""
+    """A run with the objects of a script: experiment, initial model, client data and loss."""
 
     experiment: Experiment
     module: nn.Module
     datasets: ClientDatasets
     loss: Task | Loss | None = None
     # computed before training, because some modules change while they are used
-    _initial_settings: dict[str, Any] = field(init=False, repr=False)
+    _initial_settings: JsonObject = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        """Compute what identifies the initial state of the module and the loss."""
         loss = None if self.loss is None else fingerprint.content_digest(self.loss)
         initial = {"settings": fingerprint.module_settings(self.module), "loss_settings": loss}
         object.__setattr__(self, "_initial_settings", initial)
@@ -98,10 +107,8 @@ class ScriptedRun:
         x, y = datasets.evaluation_data()
         evaluator = Evaluator(module, x.to(device), y.to(device), self.loss)
         setup = build.assemble(module, data, evaluator, experiment, self.loss, datasets.test_data(device))
-        facts: dict[str, str] = {"evaluated": experiment.evaluate}
-        if datasets.names:
-            facts["names"] = json.dumps(datasets.names)
-        return replace(setup, facts={**setup.facts, **facts})
+        names = {"names": json.dumps(datasets.names)} if datasets.names else {}
+        return replace(setup, facts={**setup.facts, "evaluated": experiment.evaluate, **names})
 
     def class_counts(self) -> ClassCounts:
         """Count the training examples of each client by class."""
@@ -120,24 +127,22 @@ class ScriptedRun:
         choices = {f.name: getattr(experiment, f.name) for f in fields(experiment) if f.name in CHOICES}
         storable = replace(experiment, **{key: _as_storable(value) for key, value in choices.items()})
         weights = json.dumps(fingerprint.weight_digests(self.module), sort_keys=True)
-        record: JsonObject = fingerprint.to_json_value(
-            {
-                "experiment": to_values(storable),
-                "scripted": [key for key, value in choices.items() if _is_user_defined(value, key)],
-                "pooled": is_pooled(experiment.strategy),
-                "names": {str(client): name for client, name in self.datasets.names.items()},
-                "model": repr(self.module),
-                **self._initial_settings,
-                "loss": None if self.loss is None else fingerprint.describe(self.loss),
-                "start": hashlib.sha256(weights.encode()).hexdigest(),
-                "code": fingerprint.code_digests(self._user_code_parts()),
-                "data": self.datasets.digests,
-            }
-        )
-        return record
+        record = {
+            "experiment": to_values(storable),
+            "scripted": [key for key, value in choices.items() if _is_user_defined(value, key)],
+            "pooled": is_pooled(experiment.strategy),
+            "names": {str(client): name for client, name in self.datasets.names.items()},
+            "model": repr(self.module),
+            **self._initial_settings,
+            "loss": None if self.loss is None else fingerprint.describe(self.loss),
+            "start": hashlib.sha256(weights.encode()).hexdigest(),
+            "code": fingerprint.code_digests(self._user_code_parts()),
+            "data": self.datasets.digests,
+        }
+        return dict(fingerprint.to_json_value(record))
 
     def _user_code_parts(self) -> dict[str, list[object]]:
-        """Return the classes and functions that may be the user's own."""
+        """Return the classes and functions of each part that may be the user's own."""
         experiment, loss = self.experiment, self.loss
         loss_parts = [getattr(loss, key) for key in ("func", "criterion") if hasattr(loss, key)]  # partial, or task
         return {
@@ -157,10 +162,10 @@ class ScriptedRun:
         weights = {name: t.detach().cpu().clone().contiguous() for name, t in self.module.state_dict().items()}
         write_atomically(folder / START_FILE, save(weights))
         if self.datasets.num_bytes <= MAX_STORED_DATA:
-            self._write_data(folder / DATA_FILE)
+            self._link_or_write_data(folder / DATA_FILE)
         write_atomically(folder / RECORD_FILE, checksums.dump_checksummed(self.record))
 
-    def _write_data(self, path: Path) -> None:
+    def _link_or_write_data(self, path: Path) -> None:
         """Write the data once for all runs of a comparison, if the file system supports hard links."""
         for earlier in self.datasets.stored_files:
             with contextlib.suppress(OSError):
@@ -179,6 +184,7 @@ def _is_user_defined(value: object, setting: str) -> bool:
 
 
 def _contains_user_defined(value: object) -> bool:
+    """Tell whether a setting of a choice is an instance of a class of the script."""
     if isinstance(value, LocalWork):
         return value.rule is not None or bool(value.extras)
     if not is_dataclass(value):
@@ -222,16 +228,15 @@ def experiment_of(folder: Path, record: JsonObject | None = None) -> Experiment:
     try:
         values, pooled = dict(record["experiment"]), bool(record["pooled"])
         scripted = {key: values.pop(key) for key in record["scripted"]}
-        parts = {key: _read_placeholders(value, pooled and key == "strategy") for key, value in scripted.items()}
+        parts: dict[str, Any] = {}
+        for key, value in scripted.items():
+            if isinstance(value, list):
+                parts[key] = tuple(map(_placeholder_of, value))
+            else:
+                parts[key] = _placeholder_of(value, pooled and key == "strategy")
         return replace(experiment_from_values(values), **parts)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{folder / RECORD_FILE} is damaged: {type(error).__name__}: {error}") from None
-
-
-def _read_placeholders(values: list[JsonObject] | JsonObject, pooled: bool) -> Any:
-    if isinstance(values, list):
-        return tuple(_read_placeholders(item, pooled) for item in values)
-    return make_placeholder(values["name"], {key: value for key, value in values.items() if key != "name"}, pooled)
 
 
 def differences(before: JsonObject, now: JsonObject) -> Iterator[str]:
@@ -252,19 +257,15 @@ def differences(before: JsonObject, now: JsonObject) -> Iterator[str]:
     changed = [key for key in tensors if before["data"].get(key) != now["data"].get(key)]
     owners = list(dict.fromkeys(key.rpartition(":")[0] for key in changed))
     if owners:
+        prefix, _, number = owners[0].rpartition(" ")  # of "client 3", "test of client 3" or "test"
+        first = f"{prefix} {now['names'][number]!r}" if number in now["names"] else owners[0]
         more = f" and of {len(owners) - 1} more" if len(owners) > 1 else ""
-        yield f"the data of {_describe_owner(owners[0], now['names'])}{more} changed"
-
-
-def _describe_owner(owner: str, names: Mapping[str, str]) -> str:
-    prefix, _, number = owner.rpartition(" ")
-    return f"{prefix} {names[number]!r}" if number in names else owner
+        yield f"the data of {first}{more} changed"
 
 
 def _list_names(names: Mapping[str, str]) -> str:
-    if not names:
-        return "numbered"
-    return ", ".join(list(names.values())[:4]) + (", …" if len(names) > 4 else "")
+    """List the names of the first clients; "numbered" if the clients have no names."""
+    return ", ".join([*list(names.values())[:4], *(["…"] if len(names) > 4 else [])]) or "numbered"
 
 
 def stored_datasets(folder: Path, record: JsonObject) -> ClientDatasets | None:
@@ -288,6 +289,7 @@ def with_initial_weights(folder: Path, module: nn.Module) -> nn.Module:
 
 
 def _load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a file of tensors; raise RunError if that fails."""
     try:
         return load_file(path)
     except (OSError, SafetensorError, OffbeatError) as error:

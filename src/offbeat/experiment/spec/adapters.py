@@ -80,6 +80,7 @@ def _acts_as_function(setting: str, cls: type) -> bool:
 
 
 def _check_dataclass(cls: type, name: str) -> type:
+    """Return a class that is a frozen dataclass; raise ConfigError for others."""
     params = vars(cls).get("__dataclass_params__")
     if params is None or not params.frozen or not params.eq:
         problem = "is no dataclass" if params is None else "is not frozen" if params.eq else "cannot be compared"
@@ -98,10 +99,6 @@ class SettingArgument:
     hint: Hint
     default: object = MISSING
     as_list: bool = False  # whether the function gets a list; dataclasses hold tuples
-
-    def as_field(self) -> tuple[str, Hint, Any]:
-        """Return the arguments of make_dataclass for this field."""
-        return self.name, self.hint, field(default=self.default)
 
 
 def setting_arguments(code: Code, name: str, excluded: tuple[str, ...] = ()) -> list[SettingArgument]:
@@ -132,17 +129,23 @@ def _to_argument(parameter: inspect.Parameter, hint: Hint) -> SettingArgument | 
     elif not _is_basic(default):
         return None
     if hint is None:
-        hint = Any if default is MISSING or default is None else _infer_type(default)
+        if isinstance(default, tuple):
+            entry_types = {type(entry) for entry in default}
+            hint = tuple[entry_types.pop() if len(entry_types) == 1 else Any, ...]  # type: ignore[misc]
+        else:
+            hint = Any if default is MISSING or default is None else type(default)
     elif typing.get_origin(hint) is list:
         hint = tuple[typing.get_args(hint)[0], ...]  # type: ignore[misc]
     return SettingArgument(parameter.name, hint, default, as_list) if _is_basic_type(hint) else None
 
 
 def _is_basic(value: object) -> bool:
+    """Tell whether a file can hold a value."""
     return value is None or isinstance(value, BASIC_TYPES) or (isinstance(value, tuple) and all(map(_is_basic, value)))
 
 
 def _is_basic_type(hint: Hint) -> bool:
+    """Tell whether a file can hold the values of a type."""
     origin, parts = typing.get_origin(hint), [part for part in typing.get_args(hint) if part is not Ellipsis]
     if origin is None:
         return hint in (Any, types.NoneType, *BASIC_TYPES)
@@ -152,15 +155,8 @@ def _is_basic_type(hint: Hint) -> bool:
     return origin is typing.Literal or (is_composite and all(map(_is_basic_type, parts)))
 
 
-def _infer_type(default: object) -> Hint:
-    """Return the type of an argument without annotation."""
-    if not isinstance(default, tuple):
-        return type(default)
-    kinds = {type(entry) for entry in default}
-    return tuple[kinds.pop() if len(kinds) == 1 else Any, ...]  # type: ignore[misc]
-
-
 def _signature(code: Code, name: str) -> inspect.Signature:
+    """Return the signature of a class or function; raise ConfigError if Python does not know it."""
     try:
         return inspect.signature(code)
     except (TypeError, ValueError):
@@ -168,6 +164,7 @@ def _signature(code: Code, name: str) -> inspect.Signature:
 
 
 def _hints(code: Code) -> dict[str, Hint]:
+    """Return the annotations of the arguments; empty if they cannot be resolved."""
     try:
         return typing.get_type_hints(getattr(code, "__init__") if isinstance(code, type) else code, include_extras=True)  # noqa: B009
     except Exception:  # names that only a type checker knows; defaults are sufficient
@@ -175,14 +172,17 @@ def _hints(code: Code) -> dict[str, Hint]:
 
 
 def _make_class(code: Code, settings: list[SettingArgument], **methods: Callable[..., object]) -> type:
+    """Create a frozen dataclass with these settings; its method `_keywords` returns them for a call of the code."""
     lists = {argument.name for argument in settings if argument.as_list}
 
     def keywords(self: Adapted) -> dict[str, object]:
+        """Return the settings as keyword arguments."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return {key: list(value) if key in lists and value is not None else value for key, value in values.items()}
 
     body = {"__doc__": inspect.getdoc(code), "__module__": code.__module__, "_keywords": keywords, **methods}
-    return make_dataclass(code.__name__, [a.as_field() for a in settings], namespace=body, frozen=True, kw_only=True)
+    settings_fields = [(setting.name, setting.hint, field(default=setting.default)) for setting in settings]
+    return make_dataclass(code.__name__, settings_fields, namespace=body, frozen=True, kw_only=True)
 
 
 def _call_user_code(code: Code, call: Callable[[], T]) -> T:
@@ -196,9 +196,11 @@ def _call_user_code(code: Code, call: Callable[[], T]) -> T:
 
 
 def _adapt_model(code: Code, name: str) -> type:
+    """Create a model from a function or an nn.Module class."""
     parameters = _signature(code, name).parameters
 
     def build(self: Adapted, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+        """Build the module; the code also gets the arguments that come from the data."""
         from_data = {"input_shape": tuple(input_shape), "num_outputs": num_outputs}
         keywords = {**self._keywords(), **{key: value for key, value in from_data.items() if key in parameters}}
         module = _call_user_code(code, lambda: seeded(seed, lambda: code(**keywords)))
@@ -210,9 +212,11 @@ def _adapt_model(code: Code, name: str) -> type:
 
 
 def _adapt_data(code: Code, name: str) -> type:
+    """Create a data set from a function that returns examples."""
     title = f"{Path(inspect.getfile(code)).stem}:{code.__name__}"
 
     def load(self: Adapted) -> Dataset:
+        """Call the function and convert its examples."""
         return dataset_from_function(_call_user_code(code, lambda: code(**self._keywords())), title, name)
 
     return _make_class(code, setting_arguments(code, name), load=load)
@@ -228,15 +232,18 @@ def _call_arguments(code: Code, name: str, count: int, expected: str) -> tuple[s
 
 
 def _adapt_loss(code: Code, name: str) -> type:
+    """Create a loss from a function or an nn.Module class."""
     is_class = isinstance(code, type)
     excluded = () if is_class else _call_arguments(code, name, 2, "a loss takes outputs and labels")
 
     def of(self: Adapted, task: Task, num_classes: int | None) -> Task:
+        """Return the task with this loss."""
         if not hasattr(task, "criterion"):
             raise ConfigError(f"loss = {name}: {type(task).__name__.lower()} has its own loss: use task")
         return replace(task, criterion=self)  # type: ignore[type-var]
 
     def call(self: Adapted, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Compute the loss of a batch."""
         if is_class:
             value = _criterion(code, self, outputs.device)(outputs, labels)
         else:
@@ -256,9 +263,11 @@ def _criterion(cls: type[nn.Module], settings: Adapted, device: torch.device) ->
 
 
 def _adapt_staleness(code: Code, name: str) -> type:
+    """Create a staleness weight from a function of the number of versions."""
     excluded = _call_arguments(code, name, 1, "a staleness takes the number of versions since the dispatch")
 
     def call(self: Adapted, u: int) -> float:
+        """Return the weight of an update that is `u` versions old."""
         return float(code(u, **self._keywords()))
 
     return _make_class(code, setting_arguments(code, name, excluded), __call__=call)

@@ -25,6 +25,7 @@ class ChoiceCall:
     settings: tuple[tuple[str, str | ChoiceCall], ...] = ()
 
     def __str__(self) -> str:
+        """Format the call as `parse_call` reads it."""
         settings = ",".join(f"{key}={value}" for key, value in self.settings)
         return f"{self.name}({settings})" if settings else self.name
 
@@ -50,9 +51,7 @@ def parse_call(text: str) -> ChoiceCall:
     name, inside = call[:start].strip(), call[start + 1 : -1]
     if not name:
         raise ConfigError(f"{call!r} has no name before its brackets: write fedbuff(k=2)")
-    commas = [
-        position - start - 1 for position, mark, depth in outside if (mark, depth) == (",", 1) and position > start
-    ]
+    commas = [position - 1 for position, mark, depth in _unquoted(call[start:]) if (mark, depth) == (",", 1)]
     settings = tuple(_parse_setting(part, call) for part in _cut(inside, commas)) if inside.strip() else ()
     keys = [key for key, _ in settings]
     duplicate = next((key for key in keys if keys.count(key) > 1), None)
@@ -67,11 +66,13 @@ def split_calls(text: str) -> list[str]:
 
 
 def _cut(text: str, commas: list[int]) -> list[str]:
+    """Split a text at the commas with these positions."""
     ends = zip([-1, *commas], [*commas, len(text)], strict=True)
     return [text[start + 1 : end].strip() for start, end in ends]
 
 
 def _parse_setting(text: str, call: str) -> tuple[str, str | ChoiceCall]:
+    """Parse `key=value`; a value with settings is a call again."""
     key, equals, value = (part.strip() for part in text.partition("="))
     if not equals or not value or KEY.fullmatch(key) is None:
         raise ConfigError(f"{call!r}: {text!r} is invalid: write setting=value, such as fedbuff(k=2,lr=0.5)")

@@ -18,7 +18,7 @@ from dataclasses import dataclass, fields, is_dataclass
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from offbeat.core.errors import ConfigError, DataError, OffbeatError, describe_error, unknown_name
 from offbeat.core.parts.staleness import STALENESS
@@ -65,8 +65,10 @@ ENTRY_POINT_GROUPS = {
 
 @dataclass(frozen=True)
 class _Origin:
+    """The name of a class that is not built in, and the file with its code if there is one."""
+
     name: str  # valid anywhere in a file
-    path: Path | None = None  # of the file with the code, if there is one
+    path: Path | None = None
 
 
 _origins: dict[type, _Origin] = {}  # of classes that are not built in
@@ -92,6 +94,7 @@ def find_choice(setting: str, name: str, folder: Path | None = None) -> type:
 
 
 def _choice_class(setting: str, value: object, name: str, title: str, path: Path | None) -> type:
+    """Return the class for an object that a name refers to, and remember where the class comes from."""
     from offbeat.experiment.spec.adapters import as_choice
 
     cached = _classes.get((setting, name))
@@ -102,6 +105,7 @@ def _choice_class(setting: str, value: object, name: str, title: str, path: Path
 
 
 def _is_valid(setting: str, value: object) -> bool:
+    """Tell whether an object can be a choice for a setting."""
     from offbeat.experiment.spec.adapters import as_choice
 
     try:
@@ -137,10 +141,8 @@ def name_of(setting: str, value: object) -> str:
     """Return the name of a choice in files; for user code with the absolute path."""
     if isinstance(value, UnloadedChoice):
         return value.name
-    for name, cls in CHOICES[setting].items():
-        if type(value) is cls:
-            return name
-    return _origins[type(value)].name if type(value) in _origins else type(value).__name__
+    built_in = next((name for name, cls in CHOICES[setting].items() if type(value) is cls), None)
+    return built_in or (_origins[type(value)].name if type(value) in _origins else type(value).__name__)
 
 
 def short_name(name: str) -> str:
@@ -176,12 +178,12 @@ class UnloadedChoice:
     name: str
     settings: str = "{}"  # JSON
 
-    def to_values(self) -> dict[str, Any]:
+    def to_values(self) -> dict[str, object]:
         """Return name and settings."""
         return {"name": self.name, **json.loads(self.settings)}
 
-    def load(self, *_: object) -> Any:
-        """Raise, because the code is not loaded."""
+    def load(self, *_: object) -> NoReturn:
+        """Raise an error, because the code is not loaded."""
         raise DataError(f"{short_name(self.name)} is user code, which is not executed here")
 
     build = split = of = load
@@ -227,12 +229,12 @@ def package_version(setting: str, name: str) -> str:
 @cache
 def _entry_points(setting: str) -> dict[str, EntryPoint]:
     """Return entry points by name; of two packages with the same name, the first in alphabetical order wins."""
-    points = sorted(
-        entry_points(group=ENTRY_POINT_GROUPS[setting]), key=lambda e: (e.name, e.dist.name if e.dist else "")
-    )
+    group = entry_points(group=ENTRY_POINT_GROUPS[setting])
+    points = sorted(group, key=lambda point: (point.name, point.dist.name if point.dist else ""))
     return {point.name: point for point in reversed(points)}
 
 
 @cache
 def _warn_shadowed(setting: str, name: str, package: str) -> None:
+    """Warn once that a built-in name hides one from a package."""
     log.warning("%s is a built-in %s: the one from %s is not used", name, setting, package)

@@ -40,6 +40,7 @@ class Seeds:
     batches: int | None = None  # batches, noise, corrupted results, and draws of strategies
 
     def __post_init__(self) -> None:
+        """Reject negative seeds."""
         for purpose in get_args(SeedPurpose):
             seed = getattr(self, purpose)
             require(seed is None or seed >= 0, f"{purpose} = {seed}: must be 0 or more")
@@ -84,6 +85,7 @@ class Experiment:
         return 1 if is_pooled(self.strategy) else self.clients
 
     def __post_init__(self) -> None:
+        """Convert the name of a data set and single faults, and reject impossible settings."""
         if isinstance(self.data, str):
             object.__setattr__(self, "data", default_choice("data", self.data))
         object.__setattr__(self, "faults", (self.faults,) if isinstance(self.faults, Fault) else tuple(self.faults))

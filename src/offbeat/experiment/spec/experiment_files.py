@@ -49,6 +49,7 @@ def from_values(values: object, context: FileContext = FileContext()) -> Experim
 
 
 def _is_call(value: object) -> bool:
+    """Tell whether a value is a choice with settings in brackets."""
     return isinstance(value, str) and value.rstrip().endswith(")")
 
 
@@ -60,7 +61,7 @@ def read_experiment(path: Path, runs_code: bool = True) -> Experiment:
     return build_experiment(read_values(path), str(path), FileContext(path.parent, runs_code))
 
 
-def read_values(path: Path) -> Any:
+def read_values(path: Path) -> object:
     """Read a YAML file."""
     from offbeat.experiment.spec.yaml_text import parse_yaml
 
@@ -117,6 +118,7 @@ def split_change(change: str) -> tuple[list[str], str]:
 
 
 def _apply_change(values: dict[str, Any], change: str, methods: Mapping[str, Strategy], context: FileContext) -> None:
+    """Apply one 'setting=value' change to plain values."""
     keys, text = split_change(change)
     if keys[-1] in CHOICES and _is_call(text) and text.strip() not in methods:
         for part in call_syntax.parse_call(text).changes(".".join(keys)):
@@ -141,7 +143,8 @@ def _apply_change(values: dict[str, Any], change: str, methods: Mapping[str, Str
     section[keys[-1]] = value
 
 
-def _parse_value(text: str) -> Any:
+def _parse_value(text: str) -> object:
+    """Parse the value of a change as YAML; a text that is not YAML stays a text."""
     from offbeat.experiment.spec.yaml_text import parse_yaml
 
     try:
@@ -150,11 +153,10 @@ def _parse_value(text: str) -> Any:
         return text  # the check of the setting reports it
 
 
-def _with_defaults(setting: str, value: Any, context: FileContext) -> Any:
+def _with_defaults(setting: str, value: object, context: FileContext) -> object:
     """Return a choice with all its settings, so that later changes can address each of them."""
     settings = {"name": value} if isinstance(value, str) else value
-    name = settings.get("name") if isinstance(settings, dict) else None
-    if not isinstance(name, str):
+    if not isinstance(settings, dict) or not isinstance(name := settings.get("name"), str):
         return value
     try:
         return {**to_values(default_choice(setting, name, context.folder), setting), **settings}

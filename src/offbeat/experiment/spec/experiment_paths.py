@@ -8,7 +8,7 @@ location any more, so it can be stored in a run folder.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import fields, is_dataclass, replace
 from pathlib import Path
 from typing import Annotated, TypeVar, get_args, get_origin, get_type_hints
@@ -36,6 +36,7 @@ def resolve_experiment(values: object, path: Path) -> tuple[Experiment, bool]:
 
 
 def _build(values: object, path: Path) -> Experiment:
+    """Build the experiment of a file, with absolute paths."""
     experiment = experiment_files.build_experiment(values, str(path), FileContext(path.parent))
     return resolve_paths(experiment, path.parent)
 
@@ -73,22 +74,13 @@ def with_all_owners(experiment: Experiment) -> Experiment:
     return replace(experiment, clients=len(owners))
 
 
-def resolve_paths(experiment: Experiment, folder: Path, but: Iterable[str] = ()) -> Experiment:
-    """Make relative paths absolute, starting at `folder`, except those in `but`.
+def resolve_paths(value: T, folder: Path, but: Collection[str] = ()) -> T:
+    """Make the relative paths in an experiment or setting absolute, starting at `folder`, except those in `but`.
 
     Paths below the data root that do not exist in the folder stay relative.
     """
-    return _resolve(experiment, folder, set(but))
-
-
-def paths_in(experiment: Experiment) -> list[str]:
-    """List all paths among the settings."""
-    return list(_all_paths(experiment))
-
-
-def _resolve(value: T, folder: Path, but: set[str]) -> T:
     if isinstance(value, tuple):
-        return tuple(_resolve(item, folder, but) for item in value)  # type: ignore[return-value]
+        return tuple(resolve_paths(item, folder, but) for item in value)  # type: ignore[return-value]
     if not is_dataclass(value) or isinstance(value, type):
         return value
     changes: dict[str, object] = {
@@ -96,25 +88,26 @@ def _resolve(value: T, folder: Path, but: set[str]) -> T:
     }
     for f in fields(value):
         setting = getattr(value, f.name)
-        if f.init and f.name not in changes and (resolved := _resolve(setting, folder, but)) != setting:
+        if f.init and f.name not in changes and (resolved := resolve_paths(setting, folder, but)) != setting:
             changes[f.name] = resolved
     return replace(value, **changes) if changes else value
 
 
 def _absolute(text: str, marker: PathSetting, folder: Path) -> str:
+    """Return the absolute path, unless the data root may contain it."""
     path = expand_path(text)
     absolute = Path(os.path.abspath(folder / path))
     return text if path.is_absolute() or (marker.from_data_root and not absolute.exists()) else str(absolute)
 
 
-def _all_paths(value: object) -> Iterator[str]:
+def paths_in(value: object) -> list[str]:
+    """List all paths in an experiment or setting."""
     if isinstance(value, tuple):
-        for item in value:
-            yield from _all_paths(item)
-    elif is_dataclass(value) and not isinstance(value, type):
-        yield from (path for _, _, path in _path_settings(value))
-        for f in fields(value):
-            yield from _all_paths(getattr(value, f.name))
+        return [path for item in value for path in paths_in(item)]
+    if not is_dataclass(value) or isinstance(value, type):
+        return []
+    below = [path for f in fields(value) for path in paths_in(getattr(value, f.name))]
+    return [*(path for _, _, path in _path_settings(value)), *below]
 
 
 def _path_settings(value: object) -> Iterator[tuple[str, PathSetting, str]]:
@@ -126,6 +119,7 @@ def _path_settings(value: object) -> Iterator[tuple[str, PathSetting, str]]:
 
 
 def _path_marker(hint: object) -> PathSetting | None:
+    """Return the marker of an annotation for paths; None if it is for other values."""
     if get_origin(hint) is Annotated:
         return next((extra for extra in get_args(hint)[1:] if isinstance(extra, PathSetting)), None)
     return next(filter(None, map(_path_marker, get_args(hint))), None) if get_args(hint) else None

@@ -44,20 +44,19 @@ class ExperimentWithMethods:
 def read_experiment_with_methods(path: Path) -> ExperimentWithMethods:
     """Read an experiment file as its author means it."""
     values = experiment_files.read_values(path)
-    has_section = isinstance(values, Mapping) and SECTION in values
-    section = values[SECTION] if has_section else None
-    rest = {key: value for key, value in values.items() if key != SECTION} if isinstance(values, Mapping) else values
-    names_strategy = isinstance(rest, Mapping) and "strategy" in rest
-    experiment, all_owners = experiment_paths.resolve_experiment(rest, path)
+    sections = values if isinstance(values, Mapping) else {}
+    rest = {key: value for key, value in sections.items() if key != SECTION}
+    names_strategy = "strategy" in rest
+    experiment, all_owners = experiment_paths.resolve_experiment(rest if sections else values, path)
     defaults = {strategy_name(experiment): experiment.strategy} if names_strategy else {}
     try:
         methods = {
             label: _build_method(label, method, experiment, defaults, FileContext(path.parent))
-            for label, method in _label_section(section).items()
+            for label, method in _label_section(sections.get(SECTION)).items()
         }
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
-    if has_section and not methods:
+    if SECTION in sections and not methods:
         raise ConfigError(f"{path}: {SECTION} is empty: write {SECTION}: [fedbuff(k=2), orthofl]")
     for label, strategy in methods.items():
         same = next(other for other, earlier in methods.items() if earlier == strategy)
@@ -87,6 +86,7 @@ def _label_section(section: object) -> dict[str, object]:
 
 
 def _check_label(label: object) -> str:
+    """Return a label as text; raise ConfigError if it is not one printable line."""
     if not isinstance(label, (str, int, float)) or not (text := str(label).strip()) or not text.isprintable():
         raise ConfigError(f"{SECTION}: {label!r} is no valid label: write one line of text")
     return text
@@ -95,6 +95,7 @@ def _check_label(label: object) -> str:
 def _build_method(
     label: str, method: object, experiment: Experiment, defaults: Mapping[str, Strategy], context: FileContext
 ) -> Strategy:
+    """Build the strategy of one entry; `defaults` are the settings of methods with the same name."""
     try:
         if isinstance(method, str):
             return experiment_files.with_changes(experiment, [f"strategy={method}"], defaults, context).strategy

@@ -68,6 +68,7 @@ def experiment_from_values(values: object, context: FileContext = FileContext())
 
 
 def _visible_fields(cls: type) -> dict[str, Field[object]]:
+    """Return the fields of a dataclass that a file can set."""
     return {f.name: f for f in fields(cls) if f.init and f.name not in HIDDEN_SETTINGS.get(cls, ())}
 
 
@@ -98,6 +99,7 @@ def _with_path(error: OffbeatError, path: str) -> ConfigError:
 
 
 def _build_setting(hint: Hint, key: str, value: object, path: str, context: FileContext) -> object:
+    """Build the value of one setting: a choice, a section, a text or a basic value."""
     if key in CHOICES and not _is_basic(hint):  # a user's function may have an argument of the same name
         if isinstance(value, list) and get_origin(hint) is tuple:
             return tuple(_build_choice(key, item, f"{path}[{i}]", context) for i, item in enumerate(value))
@@ -134,6 +136,7 @@ def _build_choice(setting: str, value: object, path: str, context: FileContext) 
 
 
 def _parse_text(parse: Callable[[str], object], value: object, path: str) -> object:
+    """Parse a setting that is written as text; errors name the setting."""
     try:
         return parse(str(value))
     except OffbeatError as error:
@@ -141,6 +144,7 @@ def _parse_text(parse: Callable[[str], object], value: object, path: str) -> obj
 
 
 def _parse_target(text: str) -> Target:
+    """Parse a target such as 'acc=0.9'."""
     if "=" in text and "," not in text:
         target = parse_until(text, Until(updates=1)).target
         if target is not None:
@@ -149,6 +153,7 @@ def _parse_target(text: str) -> Target:
 
 
 def _check_value(hint: Hint, value: object, path: str) -> object:
+    """Validate a basic value with pydantic and convert lists to tuples."""
     from pydantic import TypeAdapter, ValidationError
 
     literals = _literals(hint)
@@ -173,12 +178,14 @@ def _to_tuples(value: object) -> object:
 
 
 def _too_large(value: object) -> bool:
+    """Tell whether a value contains an integer that is too large to print or compute with."""
     if isinstance(value, tuple):
         return any(map(_too_large, value))
     return isinstance(value, int) and abs(value) >= MAX_INTEGER
 
 
 def _has_bool(value: object) -> bool:
+    """Tell whether a value is a boolean or a list that contains one."""
     return isinstance(value, bool) or (isinstance(value, list) and any(map(_has_bool, value)))
 
 
@@ -188,10 +195,12 @@ def _union_members(hint: Hint) -> tuple[Hint, ...]:
 
 
 def _is_basic(hint: Hint) -> bool:
+    """Tell whether an annotation allows only single numbers, text, booleans and null."""
     return all(member in (bool, int, float, str, type(None)) for member in _union_members(hint))
 
 
 def _literals(hint: Hint) -> list[str]:
+    """List the texts that an annotation with `Literal` allows."""
     return [str(v) for m in _union_members(hint) if get_origin(m) is typing.Literal for v in get_args(m)]
 
 
@@ -224,4 +233,5 @@ def describe_type(hint: Hint) -> str:
 
 @cache
 def _hints(cls: type) -> dict[str, Hint]:
+    """Return the annotations of a class by field."""
     return typing.get_type_hints(cls)

@@ -79,10 +79,12 @@ def changed_settings(value: object) -> dict[str, object]:
 
 
 def _default(f: Field[object]) -> object:
+    """Return the default of a field, or MISSING."""
     return f.default if f.default_factory is MISSING else f.default_factory()
 
 
 def _describe_default(f: Field[object]) -> str | None:
+    """Format the default of a field as in a file; None if the setting is required."""
     from offbeat.experiment.spec.yaml_text import to_yaml_line
 
     default = _default(f)
@@ -95,6 +97,7 @@ def _describe_default(f: Field[object]) -> str | None:
 
 
 def _describe_allowed(name: str, hint: Hint, annotations: list[object]) -> str:
+    """Describe the values that a setting allows."""
     if name in CHOICES:
         title, choices = CHOICE_TITLES.get(name, name), CHOICES[name]
         article = "" if title in WITHOUT_ARTICLE else "a "
@@ -111,6 +114,7 @@ def _describe_allowed(name: str, hint: Hint, annotations: list[object]) -> str:
 
 
 def _describe_hint(hint: Hint) -> str:
+    """Describe the values of a type, including sections and texts."""
     members = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     if not any(is_dataclass(member) for member in members):
         return describe_type(hint)
@@ -136,6 +140,7 @@ def _comments(cls: type) -> Mapping[str, str]:
 
 
 def _comments_in(source: str) -> dict[str, str]:
+    """Return the comments on the fields of the class in a source."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}
     definition = ast.parse(source).body[0]

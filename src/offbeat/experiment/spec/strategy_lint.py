@@ -74,6 +74,7 @@ def _accepted_nonsense(strategy: Strategy) -> Iterator[tuple[str, float, str]]:
 
 
 def _accepts(strategy: Strategy, name: str, value: float) -> bool:
+    """Tell whether a strategy can be created with this value of a setting."""
     try:
         replace(strategy, **{name: value})  # type: ignore[type-var]
     except Exception:

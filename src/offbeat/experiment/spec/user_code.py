@@ -33,6 +33,7 @@ class CodeReference:
     name: str
 
     def __str__(self) -> str:
+        """Format the reference with the absolute path."""
         return f"{self.path}:{self.name}"
 
     @property
@@ -63,6 +64,7 @@ def parse_reference(
 
 
 def _suggest_names(module: ModuleType, path: str, is_valid: Callable[[object], bool]) -> str:
+    """Suggest the objects of a file for which `is_valid` is true."""
     known = [name for name in defined_names(module) if is_valid(getattr(module, name))]
     return f"write {' or '.join(f'{path}:{name}' for name in known)}" if known else "it contains no suitable object"
 
@@ -210,6 +212,7 @@ def _existing_path(path: Path, run_folder: Path | None) -> Path:
 
 
 def _read_source(path: Path) -> bytes:
+    """Read a Python file; raise ConfigError if that fails."""
     if path.suffix != ".py" or not path.is_file():
         reason = "is not a Python file" if path.exists() else "does not exist"
         raise ConfigError(f"{relative_path(path)} {reason}")
@@ -220,6 +223,7 @@ def _read_source(path: Path) -> bytes:
 
 
 def _combined_digest(sources: Iterable[bytes]) -> str:
+    """Hash several sources."""
     return hashlib.sha256("".join(hashlib.sha256(source).hexdigest() for source in sources).encode()).hexdigest()
 
 
@@ -269,6 +273,7 @@ def _refresh_neighbours(path: Path) -> None:
 
 
 def _record_neighbours(path: Path) -> None:
+    """Remember the digests of the imported neighbours."""
     for neighbour, name in _neighbour_modules(path):
         if name in sys.modules:
             _neighbour_digests[name] = hashlib.sha256(_read_source(neighbour)).hexdigest()
@@ -281,6 +286,7 @@ def _neighbour_modules(path: Path) -> list[tuple[Path, str]]:
 
 
 def _has_digest(path: Path, digest: str) -> bool:
+    """Tell whether a file exists and has this SHA-256."""
     return path.is_file() and hashlib.sha256(path.read_bytes()).hexdigest() == digest
 
 
@@ -291,6 +297,7 @@ def _is_user_file(path: Path) -> bool:
 
 
 def _line_of_error(error: BaseException, path: str) -> int | None:
+    """Return the last line of a file in the traceback of an error, or that of a syntax error."""
     if isinstance(error, SyntaxError) and error.filename == path:
         return error.lineno
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]

@@ -5,8 +5,6 @@ Errors in a text are ConfigErrors with the number of the line.
 
 from __future__ import annotations
 
-from typing import Any
-
 import yaml
 
 from offbeat.core.errors import ConfigError
@@ -25,7 +23,7 @@ class Loader(yaml.SafeLoader):
             )
         return super().compose_node(parent, index)
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         """Convert errors of PyYAML's constructors, such as for 2020-99-99, and reject huge integers."""
         try:
             value = super().construct_object(node, deep)
@@ -36,13 +34,14 @@ class Loader(yaml.SafeLoader):
         return value
 
     def _error(self, node: yaml.Node) -> yaml.YAMLError:
+        """Build the error for a scalar that cannot be read."""
         text = str(node.value)
         text = text if len(text) <= 40 else f"{text[:37]}..."
         kind = node.tag.rpartition(":")[2]
         return yaml.constructor.ConstructorError(None, None, f"{text!r} cannot be read as {kind}", node.start_mark)
 
 
-def parse_yaml(text: str, where: str) -> Any:
+def parse_yaml(text: str, where: str) -> object:
     """Parse a YAML document; `where` names it in errors."""
     try:
         return yaml.load(text, Loader=Loader)
