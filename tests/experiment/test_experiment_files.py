@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, get_args, get_origin, get_type_hints
 
@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from experiment import messages
 from offbeat.core.errors import ConfigError
 from offbeat.core.local_rules import with_proximal
 from offbeat.core.parts import staleness as stale
@@ -148,12 +149,9 @@ def test_numbers_may_be_written_in_any_common_form():
 
 
 def test_sample_distinguishes_a_number_from_a_share():
-    one, all_of_them = (
-        experiment_files.parse_experiment(f"strategy: {{name: fedavg, sample: {text}}}").strategy
-        for text in ("1", "1.0")
-    )
-    assert isinstance(one.sample, int)
-    assert isinstance(all_of_them.sample, float)
+    for text, kind in (("1", int), ("1.0", float)):
+        strategy = experiment_files.parse_experiment(f"strategy: {{name: fedavg, sample: {text}}}").strategy
+        assert isinstance(strategy.sample, kind)
 
 
 # ---------------------------------------------------------------- what a file cannot hold
@@ -169,7 +167,7 @@ class Own:
 @pytest.mark.parametrize("strategy", [Own(), FedAvg(work=with_proximal(LocalWork(), 0.1))])
 def test_an_experiment_that_a_file_cannot_store_is_not_written(tmp_path, strategy):
     path = tmp_path / "experiment.yaml"
-    with pytest.raises(ConfigError, match=r"a file cannot store: .*offbeat\.simulate"):
+    with pytest.raises(ConfigError, match=messages.NOT_STORABLE):
         experiment_files.write_experiment(path, Experiment(strategy=strategy))
     assert not path.exists()
 
@@ -243,48 +241,19 @@ def test_changes_do_not_modify_the_original():
     assert before == Experiment()
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("clints: 4", "experiment: unknown setting 'clints': did you mean 'clients'?"),
-        ("1: 4", "experiment: unknown setting '1'"),
-        ("strategy: {k: 3}", "names no strategy; known: "),
-        ("strategy: {name: [fedavg]}", "names no strategy"),
-        ("strategy: {name: fedavg, k: 3}", "strategy: unknown setting 'k'"),
-        ("strategy: {name: fedavg, work: {rule: x}}", "strategy.work: unknown setting 'rule'"),
-        ("strategy: {name: fedasync, staleness: sometimes}", "unknown staleness 'sometimes'"),
-        ("strategy: {name: fedbuff, exclude_buffered: 5}", "strategy.exclude_buffered = 5: expected true or false"),
-        ("strategy: {name: fedbuff, k: .inf}", "strategy.k = inf: expected a whole number"),
-        ("strategy: {name: fedavg, sample: yes}", "strategy.sample = true: expected a number or null"),
-        ("data: 5", "data: 5 names no data set; known: 20news"),
-        ("model: {name: cnn, channels: []}", "model: Cnn: channels = ()"),
-        ("model: {name: cnn, channels: [[1]]}", "model.channels = [[1]]: expected a list, each entry a whole number"),
-        ("until: [1, 2]", "cannot be parsed"),
-        ("until: null", "until 'None' cannot be parsed"),
-        ("training: {lr: .nan}", "training.lr = nan: must be positive and finite"),
-        ("evaluate_every: .inf", "evaluate_every = inf"),
-        ("timeout: .inf", "timeout = inf: must be more than 1 times the expected duration, and finite"),
-        ("clients: 99999999999999999999999999999999999999999999999999999999999999999999x", "clients = '9999"),
-    ],
-)  # fmt: skip
-def test_an_error_names_setting_value_and_alternative(text, message):
-    with pytest.raises(ConfigError) as error:
+@pytest.mark.parametrize(("text", "words"), messages.EXPERIMENT_FILES)
+def test_an_error_names_setting_value_and_alternative(text, words):
+    with messages.expect("^my.yaml: ", words, error=ConfigError) as refused:
         experiment_files.parse_experiment(text, "my.yaml")
-    assert str(error.value).startswith("my.yaml: ")
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
-    assert len(str(error.value)) < 250
+    assert len(str(refused.value)) < 250
 
 
 def test_an_unreadable_file_is_named(tmp_path):
-    with pytest.raises(ConfigError, match=r"cannot read .*nothing\.yaml: No such file"):
-        experiment_files.read_experiment(tmp_path / "nothing.yaml")
-    with pytest.raises(ConfigError, match=r"cannot read .*: Is a directory"):
-        experiment_files.read_experiment(Path(tmp_path))
+    for path, words in ((tmp_path / "nothing.yaml", messages.NO_FILE), (Path(tmp_path), messages.IS_A_FOLDER)):
+        with messages.expect(words, error=ConfigError):
+            experiment_files.read_experiment(path)
 
 
 def test_contradicting_settings_are_rejected():
-    with pytest.raises(ConfigError, match="3 means for 20 clients"):
+    with messages.expect("3 means for 20 clients", error=ConfigError):
         Experiment(delays=delays.PerClient(means=(1.0, 2.0, 3.0)))
-    with pytest.raises(ConfigError, match="unknown data set 'digit': did you mean 'digits'"):
-        replace(Experiment(), data="digit")

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from experiment import messages
 from offbeat.core.errors import ConfigError
 from offbeat.core.parts.staleness import Polynomial
 from offbeat.core.strategies.fedasync import FedAsync
@@ -74,29 +75,7 @@ def test_a_single_run_needs_a_strategy_from_file_or_change(tmp_path: Path) -> No
     assert not read(tmp_path, "clients: 3\n").needs_method_choice([])
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("methods:", "methods is empty: write methods: [fedbuff(k=2), orthofl]"),
-        ("methods: []", "no name is given"),
-        ("methods: 5", "methods is a list such as"),
-        ("methods: [5]", "methods is a list such as"),
-        ("methods: [{small: fedbuff}]", "or a mapping from labels to strategies"),
-        ("methods: [fedbuff, fedbuff]", "methods: fedbuff occurs twice"),
-        ("methods: [fedbuff, fedbuff(k=10)]", "methods: fedbuff and fedbuff(k=10) have the same settings"),
-        ("methods: [fedbuf]", "methods, fedbuf: unknown strategy 'fedbuf': did you mean 'fedbuff'?"),
-        ("methods: [fedbuff(q=2)]", "methods, fedbuff(q=2): strategy: unknown setting 'q'"),
-        ("methods: [fedbuff(k=0)]", "k = 0: the buffer holds at least 1 update"),
-        ("methods: {a: 5}", "methods, a: strategy: 5 names no strategy"),
-        ("methods: {a: }", "methods, a: strategy: null names no strategy"),
-        ('methods: {"": fedbuff}', "'' is no valid label"),
-        ("methods: [fedbuff(k=2]", "')' is missing"),
-        ("method: [fedbuff]", "unknown setting 'method'"),
-    ],
-)
+@pytest.mark.parametrize(("text", "words"), messages.METHODS_SECTIONS)
 def test_an_invalid_methods_section_is_one_line_with_the_file(tmp_path: Path, text: str, words: str) -> None:
-    with pytest.raises(ConfigError) as refused:
+    with messages.expect(f"^{tmp_path / 'study.yaml'}", words, error=ConfigError):
         read(tmp_path, f"{text}\n")
-    assert str(refused.value).startswith(str(tmp_path / "study.yaml"))
-    assert words in str(refused.value)
-    assert "\n" not in str(refused.value)

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from experiment import messages
 from offbeat.core.errors import ConfigError, OffbeatError
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import CHOICES, Experiment
@@ -55,30 +56,17 @@ def test_any_change_is_applied_or_a_config_error(changes):
         assert isinstance(experiment_files.with_changes(Experiment(), changes), Experiment)
 
 
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [
-        ("clients: 2\nname: !!timestamp x\n", "given.yaml line 2: invalid YAML ('x' cannot be read as timestamp)"),
-        ("clients: !!bool x\n", "given.yaml line 1: invalid YAML ('x' cannot be read as bool)"),
-        (
-            "faults: &a [*a]\n",
-            "given.yaml line 1: invalid YAML (aliases such as *a are not allowed: write the value out)",
-        ),
-        ("clients: " + "9" * 5000, f"given.yaml line 1: invalid YAML ('{'9' * 37}...' cannot be read as int)"),
-        ("name: " + "[" * 5000, "given.yaml: invalid YAML (brackets are nested too deeply)"),
-        ("clients: '" + "9" * 4000 + "'", "given.yaml: clients = '" + "9" * 56 + "...: expected a whole number"),
-    ],
-)
-def test_yaml_errors_name_the_line(text, told):
-    with pytest.raises(ConfigError) as error:
+@pytest.mark.parametrize(("text", "message"), messages.YAML)
+def test_yaml_errors_name_the_line(text, message):
+    with messages.expect(f"^{message}", error=ConfigError) as refused:
         experiment_files.parse_experiment(text, "given.yaml")
-    assert str(error.value) == told
+    assert len(str(refused.value)) == len(message)
 
 
 def test_nested_aliases_are_rejected_quickly():
-    """Ten to the fifteenth values in 15 lines: refused at the first alias, before anything is made of it."""
+    """Ten to the fifteenth values in 15 lines are rejected at the first alias, before anything is created."""
     nest = "name: &a0 [x, x]\n" + "".join(f"k{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 10)}]\n" for i in range(1, 16))
     began = time.process_time()
-    with pytest.raises(ConfigError, match="line 2: invalid YAML"):
+    with messages.expect("line 2: invalid YAML", error=ConfigError):
         experiment_files.parse_experiment(nest)
     assert time.process_time() - began < 1.0

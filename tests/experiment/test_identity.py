@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from experiment import messages
 from offbeat.core.errors import DataError, RunError
 from offbeat.core.strategies import FedAsync, FedAvg
 from offbeat.engine.until import Until
@@ -17,11 +18,12 @@ from offbeat.experiment.run import execution as runs
 from offbeat.experiment.run import identity
 from offbeat.experiment.spec.config import Experiment
 from offbeat.presets import load
-from offbeat.scenario import availability, network
+from offbeat.scenario.availability import RecordedAvailability
 from offbeat.scenario.data import _load
 from offbeat.scenario.data.user_data import Npz
 from offbeat.scenario.delays import ConstantDelays, RecordedDelays
 from offbeat.scenario.models import Linear
+from offbeat.scenario.network import RecordedBandwidth
 from offbeat.scenario.partition import Natural
 
 
@@ -31,19 +33,13 @@ def _elsewhere(tmp_path, monkeypatch):
 
 
 def record(*seconds: float) -> None:
-    Path("speeds.csv").write_text(
-        "client,t,seconds_per_step\n" + "".join(f"{c},0,{s}\n" for c, s in enumerate(seconds))
-    )
+    rows = "".join(f"{client},0,{value}\n" for client, value in enumerate(seconds))
+    Path("speeds.csv").write_text(f"client,t,seconds_per_step\n{rows}")
 
 
 def traced(**changes: object) -> Experiment:
-    base = replace(
-        load("quickstart").experiment,
-        clients=4,
-        model=Linear(),
-        until=Until(seconds=300.0),
-        delays=RecordedDelays(path="speeds.csv"),
-    )
+    speeds, until = RecordedDelays(path="speeds.csv"), Until(seconds=300.0)
+    base = replace(load("quickstart").experiment, clients=4, model=Linear(), until=until, delays=speeds)
     return replace(base, **changes)
 
 
@@ -73,8 +69,8 @@ def test_a_changed_recording_is_rejected_without_changing_the_folder():
     runs.execute_run(run, stop, checkpoint_every=0.0)
     before = {path: path.read_bytes() for path in Path("x").rglob("*") if path.is_file()}
     record(1, 2, 3, 5)
-    for _ in range(2):  # asking again does not help
-        with pytest.raises(RunError, match=r"^x: the recording speeds.csv changed since the run was made: restore"):
+    for _ in range(2):  # also when it is resumed again
+        with pytest.raises(RunError, match=messages.CHANGED_RECORDING.format("x: ")):
             runs.execute_run(run)
     assert {path: path.read_bytes() for path in Path("x").rglob("*") if path.is_file()} == before
     record(1, 2, 3, 4)
@@ -85,38 +81,33 @@ def test_a_changed_recording_is_rejected_without_changing_the_folder():
 def test_recordings_of_all_kinds_are_hashed():
     record(1, 2, 3, 4)
     Path("links.csv").write_text("client,t,mbps\n" + "".join(f"{client},0,8\n" for client in range(4)))
-    Path("shifts.csv").write_text("client,t,available\n" + "".join(f"{client},0,1\n" for client in range(4)))
-    experiment = traced(
-        network=network.RecordedBandwidth(path="links.csv"),
-        availability=availability.RecordedAvailability(path="shifts.csv"),
-    )
-    found = identity.compute_identity(experiment)
-    assert list(found.traces) == ["speeds.csv", "links.csv", "shifts.csv"]
-    Path("shifts.csv").write_text(
-        "client,t,available\n" + "".join(f"{client},0,1\n{client},9,0\n" for client in range(4))
-    )
-    assert found.differences(identity.compute_identity(experiment)) == ["the recording shifts.csv"]
+    shifts = [f"{client},0,1\n" for client in range(4)]
+    Path("shifts.csv").write_text("".join(["client,t,available\n", *shifts]))
+    links, present = RecordedBandwidth(path="links.csv"), RecordedAvailability(path="shifts.csv")
+    experiment = traced(network=links, availability=present)
+    before = identity.compute_identity(experiment)
+    assert list(before.traces) == ["speeds.csv", "links.csv", "shifts.csv"]
+    Path("shifts.csv").write_text("".join(["client,t,available\n", *shifts, "3,9,0\n"]))
+    assert before.differences(identity.compute_identity(experiment)) == ["the recording shifts.csv"]
 
 
 def test_a_changed_recording_is_rejected_before_the_first_start():
     record(1, 2, 3, 4)
     run = runs.create_run(Path("x"), traced())
     record(4, 3, 2, 1)
-    with pytest.raises(RunError, match=r"the recording speeds.csv changed"):
+    with pytest.raises(RunError, match=messages.CHANGED_RECORDING.format("x: ")):
         runs.execute_run(run)
     assert not run.trace_file.exists()
 
 
 def test_all_runs_of_a_comparison_need_the_same_inputs(request):
-    """One is done, the other not begun: it is not run in another world, and the comparison can still be finished."""
+    """If one run is complete and the recording changes, the other run is rejected and can be finished later."""
     record(1, 2, 3, 4)
-    comparison = compare.create_comparison(
-        Path("x"), {"fedavg": traced(strategy=FedAvg()), "fedasync": traced(strategy=FedAsync())}, [0]
-    )
+    experiments = {"fedavg": traced(strategy=FedAvg()), "fedasync": traced(strategy=FedAsync())}
+    comparison = compare.create_comparison(Path("x"), experiments, [0])
     runs.execute_run(comparison.runs("fedavg")[0])
     record(1, 2, 3, 5)
-    # also tells it across processes
-    with pytest.raises(RunError, match=r"^x/fedasync-seed0: the recording speeds.csv changed"):
+    with pytest.raises(RunError, match=messages.CHANGED_RECORDING.format("x/fedasync-seed0: ")):  # from a child process
         compare.execute_comparison(comparison, jobs=1)
     record(1, 2, 3, 4)
     request.getfixturevalue("sequential_runs")
@@ -129,7 +120,7 @@ def test_changed_data_is_rejected(changed):
     save()
     run = runs.create_run(Path("x"), plugged())
     save(**changed)
-    with pytest.raises(RunError, match=r"^x: the data, or its partition, changed"):
+    with pytest.raises(RunError, match=messages.CHANGED_DATA):
         runs.execute_run(run)
     save()
     runs.execute_run(run)
@@ -148,23 +139,17 @@ def test_a_difference_in_the_last_bit_is_accepted():
 def test_a_damaged_or_missing_identity_is_rejected():
     record(1, 2, 3, 4)
     run = runs.create_run(Path("x"), traced())
-    kept = run.world_file.read_text()
-    for damage in (
-        "{",
-        "[]",
-        "{}",
-        json.dumps({**json.loads(kept), "norms": ["a"]}),
-        json.dumps({**json.loads(kept), "traces": 3}),
-    ):
+    stored = json.loads(run.world_file.read_text())
+    for damage in ("{", "[]", "{}", json.dumps({**stored, "norms": ["a"]}), json.dumps({**stored, "traces": 3})):
         run.world_file.write_text(damage)
-        with pytest.raises(RunError, match=r"x/world.json is damaged"):
+        with pytest.raises(RunError, match=messages.DAMAGED_IDENTITY):
             runs.execute_run(run)
     run.world_file.unlink()
-    with pytest.raises(RunError, match=r"x/world.json is missing"):
+    with pytest.raises(RunError, match=messages.MISSING_IDENTITY):
         runs.execute_run(run)
 
 
 def test_a_missing_recording_creates_no_folder():
-    with pytest.raises(DataError, match=r"cannot read the recording speeds.csv: No such file"):
+    with pytest.raises(DataError, match=messages.MISSING_RECORDING):
         runs.create_run(Path("x"), traced())
     assert not Path("x").exists()

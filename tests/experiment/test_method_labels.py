@@ -7,6 +7,7 @@ import re
 from hypothesis import given
 from hypothesis import strategies as st
 
+from experiment import messages
 from offbeat.core.strategies.fedbuff import FedBuff
 from offbeat.experiment.spec.config import Experiment
 from offbeat.experiment.spec.methods import MAX_FOLDER_NAME, distinct_methods, folder_names
@@ -46,11 +47,5 @@ def test_folder_names_are_distinct_and_portable(labels: list[str]) -> None:
 
 def test_methods_with_equal_settings_are_run_once() -> None:
     five, two = Experiment(strategy=FedBuff(k=5)), Experiment(strategy=FedBuff(k=2))
-    kept, lines = distinct_methods(
-        [("fedbuff", five), ("fedbuff(k=2)", two), ("fedbuff(k=5)", five), ("fedbuff", five)]
-    )
-    assert kept == {"fedbuff": five, "fedbuff(k=2)": two}
-    assert lines == [
-        "fedbuff(k=5) has the same settings as fedbuff: it is run once, as fedbuff",
-        "fedbuff is named twice: it is run once",
-    ]
+    experiments = [("fedbuff", five), ("fedbuff(k=2)", two), ("fedbuff(k=5)", five), ("fedbuff", five)]
+    assert distinct_methods(experiments) == ({"fedbuff": five, "fedbuff(k=2)": two}, messages.DUPLICATE_METHODS)

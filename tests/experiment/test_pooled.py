@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sqlite3
 from pathlib import Path
 from typing import Any
 
@@ -22,21 +23,25 @@ METHODS = ("fedavg", "fedasync", "fedbuff", "aso_fed", "fedpsa")
 
 
 @pytest.fixture
-def experiments() -> dict[str, Any]:
+def experiments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """Define small experiments of several methods, and work in an empty folder."""
+    monkeypatch.chdir(tmp_path)
     changes = ["clients=4", "model={name: cnn, channels: [3]}", "until=40updates", "training.steps=5"]
-    faults = "faults=[{name: sign_flipped}]"
-    made = {
-        name: experiment_files.with_changes(load("quickstart").experiment, [*changes, f"strategy={name}"])
-        for name in METHODS
-    }
-    return {**made, "attacked": experiment_files.with_changes(made["fedbuff"], [faults])}
+    base = experiment_files.with_changes(load("quickstart").experiment, changes)
+    methods = {name: experiment_files.with_changes(base, [f"strategy={name}"]) for name in METHODS}
+    attacked = experiment_files.with_changes(methods["fedbuff"], ["faults=[{name: sign_flipped}]"])
+    return {**methods, "attacked": attacked}
 
 
 def rows(run: runs.Run) -> list[Any]:
-    import sqlite3
-
     with sqlite3.connect(run.trace_file) as db:
         return list(db.execute("SELECT now, kind, client, ticket, version FROM trace ORDER BY seq"))
+
+
+def created(folder: str, experiments: dict[str, Any], seeds: list[int]) -> tuple[Comparison, list[runs.Run]]:
+    """Create a comparison and return it with its runs."""
+    comparison = comparing.create_comparison(Path(folder), experiments, seeds)
+    return comparison, [comparison.run(entry) for entry in comparison.layout()]
 
 
 def agree(one: Comparison, other: Comparison) -> None:
@@ -48,77 +53,56 @@ def agree(one: Comparison, other: Comparison) -> None:
                 torch.testing.assert_close(first[key], second[key], rtol=1e-3, atol=1e-5)
 
 
-def test_pooled_runs_agree_with_single_runs_and_are_reproducible(
-    experiments: dict[str, Any], tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    alone = comparing.create_comparison(Path("alone"), experiments, [0, 1])
-    for name in alone.strategies():
-        for run in alone.runs(name):
-            runs.execute_run(run)
+def test_pooled_runs_agree_with_single_runs_and_are_reproducible(experiments: dict[str, Any]) -> None:
+    alone, single_runs = created("alone", experiments, [0, 1])
+    for run in single_runs:
+        runs.execute_run(run)
     seen: list[list[float]] = []
-    together = [comparing.create_comparison(Path(f"together{i}"), experiments, [0, 1]) for i in range(2)]
-    for made in together:
-        several = [made.run(entry) for entry in made.layout()]
+    together = [created(f"together{i}", experiments, [0, 1]) for i in range(2)]
+    for _, several in together:
         assert pooled_runs.execute_side_by_side(several, lambda shares, work: seen.append(shares))
-    agree(alone, together[0])
-    digests = [[run.digest() for name in made.strategies() for run in made.runs(name)] for made in together]
+    agree(alone, together[0][0])
+    digests = [[run.digest() for run in several] for _, several in together]
     assert digests[0] == digests[1]
     assert seen[-1] == [1.0] * 12
     assert any(0 < share < 1 for shares in seen for share in shares)
 
 
-def test_a_run_that_reached_its_target_is_reported_as_finished(
-    experiments: dict[str, Any], tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_a_run_that_reached_its_target_is_reported_as_finished(experiments: dict[str, Any]) -> None:
     early = experiment_files.with_changes(experiments["fedbuff"], ["until=40updates,acc=0.01", "evaluate_every=1"])
-    made = comparing.create_comparison(Path("x"), {"early": early, "late": experiments["fedbuff"]}, [0])
+    _, several = created("x", {"early": early, "late": experiments["fedbuff"]}, [0])
     seen: list[list[float]] = []
-    assert pooled_runs.execute_side_by_side(
-        [made.run(entry) for entry in made.layout()], lambda shares, work: seen.append(shares)
-    )
+    assert pooled_runs.execute_side_by_side(several, lambda shares, work: seen.append(shares))
     assert any(early == 1.0 and late < 1.0 for early, late in seen)
 
 
-def test_interrupted_pooled_runs_are_completed_by_starting_again(
-    experiments: dict[str, Any], tmp_path: Path, monkeypatch: Any
-) -> None:
-    monkeypatch.chdir(tmp_path)
+def test_interrupted_pooled_runs_are_completed_by_starting_again(experiments: dict[str, Any]) -> None:
     few = {name: experiments[name] for name in ("fedavg", "fedbuff")}
-    whole, made = (
-        comparing.create_comparison(Path("whole"), few, [0]),
-        comparing.create_comparison(Path("stopped"), few, [0]),
-    )
-    assert pooled_runs.execute_side_by_side([whole.run(entry) for entry in whole.layout()])
-    several = [made.run(entry) for entry in made.layout()]
-
-    asked: list[int] = []  # a second Ctrl-C would stop at once
+    (whole, uninterrupted), (stopped, several) = (created(name, few, [0]) for name in ("whole", "stopped"))
+    assert pooled_runs.execute_side_by_side(uninterrupted)
+    interrupts: list[int] = []  # a second Ctrl-C would stop at once
 
     def stop(shares: list[float], work: Any) -> None:
-        if max(shares) > 0.3 and not asked:
-            asked.append(1)
+        if max(shares) > 0.3 and not interrupts:
+            interrupts.append(1)
             os.kill(os.getpid(), signal.SIGINT)
 
     assert not pooled_runs.execute_side_by_side(several, stop)
     assert not all(run.complete for run in several)
     assert pooled_runs.execute_side_by_side(several)
-    agree(whole, made)
+    agree(whole, stopped)
 
 
-def test_a_failing_run_does_not_stop_the_others(experiments: dict[str, Any], tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    few = {name: experiments[name] for name in ("fedavg", "fedbuff")}
-    made = comparing.create_comparison(Path("x"), few, [0])
-    several = [made.run(entry) for entry in made.layout()]
+def test_a_failing_run_does_not_stop_the_others(experiments: dict[str, Any], monkeypatch: Any) -> None:
+    _, several = created("x", {name: experiments[name] for name in ("fedavg", "fedbuff")}, [0])
     finish = runs.OpenRun.finish
 
-    def full(self: runs.OpenRun, outcome: Any) -> None:
+    def fail_for_fedavg(self: runs.OpenRun, outcome: Any) -> None:
         if "fedavg" in str(self.run.folder):
             raise OSError(28, "No space left on device")
         finish(self, outcome)
 
-    monkeypatch.setattr(runs.OpenRun, "finish", full)
+    monkeypatch.setattr(runs.OpenRun, "finish", fail_for_fedavg)
     with pytest.raises(runs.Unfinished, match=r"x/fedavg-seed0: .*No space left"):
         pooled_runs.execute_side_by_side(several)
     assert [run.complete for run in several] == [False, True]

@@ -7,6 +7,7 @@ from typing import get_args
 
 import pytest
 
+from experiment import messages
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
@@ -54,10 +55,9 @@ def test_separate_seeds_in_files_and_changes() -> None:
     assert changed.seeds == Seeds(partition=3)
     assert experiment_files.parse_experiment(experiment_files.to_yaml(changed)) == changed
     assert experiment_files.parse_experiment("seeds: {delays: 2, model: 0}").seeds == Seeds(delays=2, model=0)
-    with pytest.raises(ConfigError, match=r"seeds: partition = -1: must be 0 or more"):
-        experiment_files.parse_experiment("seeds: {partition: -1}")
-    with pytest.raises(ConfigError, match="did you mean 'batches'"):
-        experiment_files.parse_experiment("seeds: {batch: 1}")
+    for text, words in (("partition: -1", messages.NEGATIVE_SEED), ("batch: 1", messages.UNKNOWN_SEED)):
+        with messages.expect(words, error=ConfigError):
+            experiment_files.parse_experiment(f"seeds: {{{text}}}")
 
 
 def test_a_run_of_before_there_were_several_is_the_same_run(tmp_path) -> None:

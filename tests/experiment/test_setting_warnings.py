@@ -5,25 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
+from experiment import messages
 from offbeat import simulate
-from offbeat.core.strategies.ca2fl import CA2FL
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.core.strategies.fedbuff import FedBuff
-from offbeat.core.strategies.fedpsa import FedPSA
 from offbeat.experiment.spec import config
 from offbeat.experiment.spec.config import Experiment
 
 
-@pytest.mark.parametrize(
-    ("strategy", "clients", "words"),
-    [
-        (FedBuff(), 4, "strategy.k = 10 (the default) exceeds the 4 clients that can work at once"),
-        (FedBuff(k=5), 4, "strategy.k = 5 exceeds the 4 clients"),
-        (FedBuff(concurrency=3), 20, "strategy.k = 10 (the default) exceeds the 3 clients"),
-        (CA2FL(concurrency=30), 9, "exceeds the 9 clients"),
-        (FedPSA(), 1, "strategy.buffer = 5 (the default) exceeds the 1 client that"),
-    ],
-)
+@pytest.mark.parametrize(("strategy", "clients", "words"), messages.SETTING_WARNINGS)
 def test_a_buffer_larger_than_the_active_clients_gives_a_warning(strategy, clients, words):
     [line] = config.setting_warnings(Experiment(strategy=strategy, clients=clients))
     assert words in line
@@ -39,6 +29,5 @@ def test_suitable_settings_give_no_warning(strategy, clients):
 def test_simulate_logs_the_warning(caplog):
     pairs = [(torch.randn(8, 3), torch.arange(8) % 2) for _ in range(2)]
     simulate(torch.nn.Linear(3, 2), pairs, "fedbuff", delays=10.0, until="30s")
-    assert [record.getMessage() for record in caplog.records] == [
-        "FedBuff: " + config.setting_warnings(Experiment(strategy=FedBuff(), clients=2))[0]
-    ]
+    [line] = config.setting_warnings(Experiment(strategy=FedBuff(), clients=2))
+    assert caplog.messages == [f"FedBuff: {line}"]

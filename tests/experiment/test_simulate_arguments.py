@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
+from functools import partial
 from statistics import fmean
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
+from torch import nn
+from torch.utils.data import Subset, TensorDataset
 
 import offbeat
-from offbeat.core.errors import OffbeatError
-from offbeat.scenario.availability import Always
+from experiment import messages, user_objects
+from experiment.user_objects import Rows
 
-
-def pair(seed: int = 0, examples: int = 20) -> tuple[Tensor, Tensor]:
-    x = torch.randn(examples, 5, generator=torch.Generator().manual_seed(seed))
-    return x, (x.sum(1) > 0).long()
+pair = partial(user_objects.pair, examples=20)
 
 
 def net(seed: int = 0) -> nn.Module:
@@ -31,19 +28,6 @@ def net(seed: int = 0) -> nn.Module:
 def simulate(**given: Any) -> offbeat.Simulation:
     asked = {"model": net(), "clients": [pair(0), pair(1)], "delays": 10.0, "until": "60s", **given}
     return offbeat.simulate(**asked)
-
-
-class Rows(Dataset[Any]):
-    """As somebody writes one: an item at a time, of whatever kind."""
-
-    def __init__(self, items: list[Any]) -> None:
-        self.items = items
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def __getitem__(self, index: int) -> Any:
-        return self.items[index]
 
 
 # ---------------------------------------------------------------- data
@@ -150,89 +134,7 @@ def test_progress_prints_lines_to_stderr(capsys, monkeypatch):
 # ---------------------------------------------------------------- one line each
 
 
-class Endless(IterableDataset[Any]):
-    def __iter__(self) -> Any:
-        yield from ()
-
-
-class Versioned(nn.Linear):
-    def get_extra_state(self) -> dict[str, int]:
-        return {"version": 1}
-
-    def set_extra_state(self, state: Any) -> None:
-        pass
-
-
-X, Y = pair()
-ITEMS = TensorDataset(X, Y)
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"training": {"lr": 0.1}}, "training = {'lr': 0.1}: write Training(lr=0.1)"),
-        ({"training": {"lrr": 0.1}}, "training = {'lrr': 0.1}: unknown setting 'lrr': did you mean 'lr'?"),
-        ({"training": 0.1}, "training = 0.1: write Training(lr=0.1, batch=32), or omit it"),
-        ({"model": nn.Linear}, "model = Linear is a class: write Linear(…), or lambda seed: Linear(…)"),
-        ({"model": None}, "model = None: give a torch.nn.Module, or a function of the seed"),
-        ({"model": lambda: net()}, "model: the function is called with the seed only, and raised: "),
-        ({"model": lambda seed: 3}, "model: the function returned 3 for seed 0, not a torch.nn.Module"),
-        ({"strategy": ["fedavg", "fedbuff"]}, "is not a strategy: use offbeat.compare for several"),
-        ({"clients": (pair() for _ in range(3))}, "clients = generator: it can be iterated only once; write list("),
-        ({"clients": X}, "clients = Tensor: give one pair or data set per client"),
-        ({"clients": ITEMS}, "clients = TensorDataset: give one pair or data set per client"),
-        ({"clients": None}, "clients = NoneType: give a list of (inputs, labels)"),
-        ({"clients": [{"x": X}]}, "client 0: give (inputs, labels), or a data set of such pairs, not a dict of 1"),
-        ({"clients": [DataLoader(ITEMS)]}, "client 0: a DataLoader draws its own batches: give its data set"),
-        ({"clients": [Endless()]}, "client 0: the data set Endless has no length"),
-        ({"clients": [Rows([])]}, "client 0: Rows has no examples"),
-        ({"clients": [Rows([{"x": 1}])]}, "client 0: an item of Rows is not (input, label), but dict"),
-        ({"clients": [Rows([(object(), 1)])]}, "client 0: the items of Rows do not make tensors (TypeError: "),
-        ({"clients": [Rows([(torch.ones(1), 0), (torch.ones(2), 0)])]}, "client 0: the items of Rows do not make"),
-        ({"clients": [(X.numpy(), np.array(["a"] * 20))]}, "client 0: labels are <U1: give numbers"),
-        ({"clients": [(X, None)]}, "client 0: labels are a NoneType: give a tensor or an array"),
-        ({"clients": [(X, torch.tensor(1))]}, "client 0: labels are a single number: give one for each example"),
-        ({"clients": [(X, Y[:, None])]}, "the training examples have inputs (5,) float32 and labels (1,) int64, and"),
-        ({"clients": {"bern": (X, Y), "basel": (X, Y[:3])}}, "client 'basel': 20 inputs but 3 labels"),
-        ({"clients": {"bern": (X, Y), "basel": (X[:, :2], Y)}}, "client 'basel' has inputs (2,) torch.float32"),
-        ({"clients": {"bern": (X, Y), 3: (X, Y)}}, "clients: 'bern' has a name and others have numbers"),
-        ({"clients": {"": (X, Y)}}, "client '': clients have numbers, 0 or more, or names"),
-        ({"tests": [(X, Y)]}, "tests: client 1 has none: give one for each client"),
-        ({"tests": {"bern": (X, Y)}}, "tests: client 0 has none"),
-        ({"tests": [(X, Y)] * 3}, "tests: there is no client 2"),
-        ({"tests": [(X, Y), (X, Y[:3])]}, "tests: client 1: 20 inputs but 3 labels"),
-        ({"until": datetime.timedelta(hours=1)}, "until = datetime.timedelta(seconds=3600): write '3600s', "),
-        ({"until": None}, "until = None: write '3600s', "),
-        ({"target": 0.9}, "target = 0.9: write 'acc=0.9'"),
-        ({"target": "accuracy=0.9"}, "target accuracy=0.9: unknown metric 'accuracy': did you mean 'acc'?"),
-        ({"seed": 1.5}, "seed = 1.5: give a whole number, 0 or more"),
-        ({"evaluate_every": "10"}, "evaluate_every = '10': must be a positive number"),
-        ({"delays": None}, "delays = None: give seconds, a list of them, or a law such as "),
-        ({"delays": [1.0, None]}, "delays[1] = None: must be a number of seconds"),
-        ({"delays": {"bern": 1.0}}, "delays: unknown client 'bern': known: 0, 1"),
-        ({"delays": {0: 1.0}}, "delays: client 1 has none: give one for each client"),
-        ({"network": "instant"}, "network = 'instant': write Instant(…), from offbeat.scenario.network"),
-        ({"availability": Always}, "availability = Always: write Always(…), from offbeat.scenario.availability"),
-        ({"availability": "alway"}, "availability = 'alway': unknown availability 'alway': did you mean 'always'?"),
-        ({"faults": "crash"}, "faults = 'crash': write Crash(…), from offbeat.scenario.faults"),
-        ({"faults": 5}, "faults = 5: give one of Crash, "),
-        ({"streaming": 5}, "streaming = 5: give one of Static, "),
-        ({"loss": nn.CrossEntropyLoss}, "loss = CrossEntropyLoss is a class: write CrossEntropyLoss()"),
-        ({"loss": "ce"}, "loss = 'ce': give a function (outputs, labels) -> scalar"),
-        ({"worker": 4}, "worker = 4: write 'processes:4'"),
-        ({"client_memory": 8}, "client_memory = 8: write '8GB'"),
-        ({"progress": 5}, "progress = 5: pass True, or a function"),
-        ({"out": 5}, "out = 5: give the path of a folder"),
-        ({"out": __file__}, "it is a file; give the path of a folder"),
-        ({"out": "a\0b"}, "embedded null byte; give the path of a folder"),
-        ({"out": "a" * 300}, "File name too long; give the path of a folder"),
-        ({"out": "~nobody of that name/run"}, "give the path of a folder"),
-        ({"model": nn.LazyLinear(2)}, "model = LazyLinear: it has layers without weights: call it on a batch"),
-        ({"model": Versioned(5, 2)}, "model = Versioned: _extra_state of its state_dict is a dict, not a tensor"),
-    ],
-)
-def test_an_invalid_argument_is_one_line(given, message):
-    with pytest.raises(OffbeatError) as told:
+@pytest.mark.parametrize(("given", "words"), messages.ARGUMENTS)
+def test_an_invalid_argument_is_one_line(given, words):
+    with messages.expect(words):
         simulate(**given)
-    assert message in str(told.value)
-    assert "\n" not in str(told.value)
