@@ -71,6 +71,25 @@ NEGATIVE_SEED, UNKNOWN_SEED = "seeds: partition = -1: must be 0 or more", "did y
 
 ALL_TRAINING_FAILS = "the first 10 local trainings all failed: RuntimeError: it does not fit"
 
+CREATED_BY_A_SCRIPT = "was created by a script, which has its model and data: run '"
+OTHER_CALL_HINT = "; make the call as it was, or choose another out="
+OTHER_ARGUMENT = {
+    "model": "another call: model.by was 1.0, is 2.0 now; make",
+    "delays": "another call: delays.mean was 1.0, is 2.0 now; make",
+}
+OTHER_LOSS = "another call: the loss is different; make"
+CHANGED_CODE = "the code of the model changed, the code of the strategy changed; make"
+DAMAGED_RECORD = "simulation.json is damaged: its SHA-256 does not match"
+OWN_OBJECTS = (
+    "has a loss of its own, smoothed: give loss=",
+    "has a strategy of its own, Halves: give strategy=Halves(…)",
+)
+ONLY_DIGESTS = "stores only digests of its data: give clients="
+OTHER_LAYERS = "start.safetensors: "
+NO_SIMULATION = "holds no simulation: it has no simulation.json"
+
+SEQUENTIAL = "forked processes cannot train here (autograd has threads): executing runs one after the other"
+
 CALLS: Table = [
     ("", "no name is given"),
     ("(k=2)", "has no name before its brackets"),

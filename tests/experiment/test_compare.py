@@ -9,42 +9,25 @@ import signal
 import subprocess
 import sys
 import weakref
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
 from typer.testing import CliRunner
 
 import offbeat
+from experiment import messages
+from experiment.user_objects import METHODS, Halves, net, pair, same
 from offbeat.cli import app
-from offbeat.core.errors import ConfigError, OffbeatError, RunError
+from offbeat.core.errors import ConfigError, RunError
 from offbeat.core.strategies.fedasync import FedAsync
 from offbeat.experiment.run import pooled_runs
 from waiting import MAX_WAIT_SECONDS
 
-
-def pair(seed: int = 0, examples: int = 24) -> tuple[Tensor, Tensor]:
-    x = torch.randn(examples, 5, generator=torch.Generator().manual_seed(seed))
-    return x, (x.sum(1) > 0).long()
-
-
-def net(seed: int = 0) -> nn.Module:
-    return nn.Sequential(nn.Linear(5, 6), nn.Dropout(0.2), nn.Linear(6, 2))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Halves(FedAsync):
-    """A strategy of one's own, in a script."""
-
-    alpha: float = 0.5
-
-
+FORK_CHECK = "offbeat.workers.process_pool.explain_fork_failure"
 WORLD: dict[str, Any] = {"clients": {"bern": pair(0), "basel": pair(1), "biel": pair(2)}, "delays": [5, 10, 20],
                          "until": "200s", "target": "acc=0.7", "test": pair(9)}  # fmt: skip
-METHODS = {"fedavg": "fedavg", "small": offbeat.FedBuff(k=2), "mine": Halves()}
 
 
 def compare(**given: Any) -> offbeat.Compared:
@@ -54,10 +37,6 @@ def compare(**given: Any) -> offbeat.Compared:
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> offbeat.Compared:
     return compare(out=tmp_path_factory.mktemp("compare") / "study")
-
-
-def same(a: offbeat.Simulation, b: offbeat.Simulation) -> bool:
-    return a.outcome.model.equal(b.outcome.model) and a.trace.digest() == b.trace.digest()
 
 
 # ---------------------------------------------------------------- what comes out
@@ -118,11 +97,11 @@ def test_a_temporary_folder_gives_the_same_results_and_is_removed(made):
 
 
 def test_a_comparison_in_a_temporary_folder_can_be_saved_and_resumed(tmp_path):
-    loose = compare(strategies=["fedavg"], seeds=1, until="20s")
+    few: dict[str, Any] = {"strategies": ["fedavg"], "seeds": 1, "until": "20s"}
+    loose = compare(**few)
     loose.save(tmp_path / "kept")
-    assert same(compare(strategies=["fedavg"], seeds=1, until="20s", out=tmp_path / "kept")["fedavg"][0],
-                loose["fedavg"][0])  # fmt: skip
-    with pytest.raises(ConfigError, match="is not empty: choose another folder"):
+    assert same(compare(**few, out=tmp_path / "kept")["fedavg"][0], loose["fedavg"][0])
+    with messages.expect("is not empty: choose another folder", error=ConfigError):
         loose.save(tmp_path / "kept")
 
 
@@ -150,19 +129,16 @@ def test_runs_side_by_side_on_one_device_agree(made, monkeypatch):
 
 
 def test_if_forks_cannot_train_runs_are_sequential_with_a_warning(made, monkeypatch, caplog):
-    monkeypatch.setattr("offbeat.workers.process_pool.explain_fork_failure", lambda: "autograd has threads")
+    monkeypatch.setattr(FORK_CHECK, lambda: "autograd has threads")
     done = compare(strategies=["fedavg"], jobs=2)
     assert all(same(done["fedavg"][seed], made["fedavg"][seed]) for seed in (0, 1))
-    assert caplog.messages == [
-        "forked processes cannot train here (autograd has threads): executing runs one after the other"
-    ]
+    assert caplog.messages == [messages.SEQUENTIAL]
 
 
 def test_runs_are_sequential_on_other_systems_than_linux(made, monkeypatch):
     monkeypatch.setattr("sys.platform", "darwin")
-    monkeypatch.setattr(
-        "offbeat.experiment.run.parallel_runs.execute_in_parallel", lambda *_: pytest.fail("there was a fork")
-    )
+    in_parallel = "offbeat.experiment.run.parallel_runs.execute_in_parallel"
+    monkeypatch.setattr(in_parallel, lambda *_: pytest.fail("there was a fork"))
     assert same(compare(strategies=["fedavg"], jobs=2)["fedavg"][1], made["fedavg"][1])
 
 
@@ -223,80 +199,46 @@ def test_the_same_call_writes_a_missing_page(tmp_path):
     assert (tmp_path / "study" / "report.html").is_file()
 
 
-@pytest.mark.parametrize(
-    ("given", "told"),
-    [
-        ({"seeds": 3}, "the seeds were 0, 1, are 0, 1, 2 now"),
-        ({"strategies": ["fedavg"]}, "the methods were fedavg, small, mine, are fedavg now"),
-        ({"strategies": {**METHODS, "small": offbeat.FedBuff(k=3)}}, "strategy.k was 2, is 3 now"),
-        ({"strategies": {**METHODS, "mine": Halves(alpha=0.4)}}, "strategy.alpha was 0.5, is 0.4 now"),
-        ({"until": "300s"}, "until was 200s, is 300s now"),
-        ({"model": net(0)}, "its initial weights are different"),
-        ({"test": pair(8)}, "the data of test changed"),
-    ],
-)
-def test_a_different_call_is_rejected_with_the_difference(made, given, told):
-    with pytest.raises(RunError) as refused:
+@pytest.mark.parametrize(("given", "difference"), messages.DIFFERENT_COMPARISONS)
+def test_a_different_call_is_rejected_with_the_difference(made, given, difference):
+    with messages.expect("was made by another call: ", difference, error=RunError):
         compare(out=made.folder, **given)
-    assert "was made by another call: " in str(refused.value)
-    assert told in str(refused.value)
-    assert "\n" not in str(refused.value)
 
 
 def test_the_command_line_shows_but_cannot_resume_it(made, tmp_path):
     made.save(tmp_path / "study")
     (tmp_path / "study" / "mine-seed1" / "model.safetensors").unlink()
     done = CliRunner().invoke(app, ["compare", "--resume", str(tmp_path / "study")])
-    assert "was created by a script, which has its model and data: run '" in str(done.exception or done.output)
+    assert messages.CREATED_BY_A_SCRIPT in str(done.exception or done.output)
 
 
 # ---------------------------------------------------------------- one line each
 
 
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"strategies": "fedavg"}, "strategies = 'fedavg': pass a list of strategies"),
-        ({"strategies": []}, "a comparison needs at least one strategy"),
-        ({"strategies": ["fedavg", "fedbuf"]}, "unknown strategy 'fedbuf': did you mean 'fedbuff'?"),
-        ({"strategies": [offbeat.FedBuff]}, "is not a strategy: write FedBuff()"),
-        ({"strategies": ["fedavg", "fedavg"]}, "strategies: fedavg occurs twice: pass a dict"),
-        ({"strategies": {"a/b": "fedavg"}}, "strategies: 'a/b' is no valid label"),
-        ({"strategies": {"": "fedavg"}}, "strategies: '' is no valid label"),
-        ({"strategies": {3: "fedavg"}}, "strategies: 3 is no valid label"),
-        ({"seeds": 0}, "seeds = 0: must be 1 or more"),
-        ({"seeds": []}, "a comparison needs at least one seed"),
-        ({"seeds": [1, 1]}, "seeds = [1, 1]: a seed occurs twice"),
-        ({"seeds": "3"}, "seeds = '3': give a whole number, 1 or more"),
-        ({"reference": "fedprox"}, "unknown method of this comparison 'fedprox'"),
-        ({"jobs": 0}, "jobs = 0: must be 1 or more"),
-        ({"model": nn.Linear}, "model = Linear is a class"),
-        ({"model": nn.Linear(4, 2)}, "the model cannot take them"),
-        ({"training": {"lr": 0.1}}, "write Training(lr=0.1)"),
-    ],
-)
-def test_an_invalid_argument_is_one_line(given, message, tmp_path):
-    with pytest.raises(OffbeatError) as told:
+@pytest.mark.parametrize(("given", "words"), messages.COMPARE)
+def test_an_invalid_argument_is_one_line(given, words, tmp_path):
+    with messages.expect(words):
         compare(out=tmp_path / "study", **given)
-    assert message in str(told.value)
-    assert "\n" not in str(told.value)
     assert not (tmp_path / "study").exists()
 
 
 def test_an_unknown_method_is_rejected(made):
-    with pytest.raises(ConfigError, match="unknown method of this comparison 'smal': did you mean 'small'"):
+    with messages.expect("unknown method of this comparison 'smal': did you mean 'small'", error=ConfigError):
         made["smal"]
+
+
+class Broken(FedAsync):
+    """A strategy that fails after 50 seconds."""
+
+    def on_event(self, state: Any, event: Any) -> Any:
+        if event.now > 50:
+            raise RuntimeError("it broke")
+        return super().on_event(state, event)
 
 
 @pytest.mark.parametrize("reason", [None, "autograd has threads"], ids=["in forks", "one after the other"])
 def test_a_failing_run_is_named_and_does_not_stop_the_others(tmp_path, monkeypatch, caplog, reason):
-    class Broken(FedAsync):
-        def on_event(self, state: Any, event: Any) -> Any:
-            if event.now > 50:
-                raise RuntimeError("it broke")
-            return super().on_event(state, event)
-
-    monkeypatch.setattr("offbeat.workers.process_pool.explain_fork_failure", lambda: reason)
+    monkeypatch.setattr(FORK_CHECK, lambda: reason)
     with pytest.raises(RuntimeError, match="it broke"):
         compare(strategies={"broken": Broken(), "fedavg": "fedavg"}, seeds=1, out=tmp_path / "study", jobs=2)
     assert (tmp_path / "study" / "fedavg-seed0" / "model.safetensors").is_file()
@@ -304,36 +246,36 @@ def test_a_failing_run_is_named_and_does_not_stop_the_others(tmp_path, monkeypat
 
 
 def test_a_failed_run_is_freed_before_the_next_starts(monkeypatch):
-    """What its error remembers would keep a model, data and memory alive until the last run has ended."""
+    """The frames of its error would keep a model, data and memory alive until the last run has ended."""
     models: list[weakref.ref[Any]] = []
-    kept: list[int] = []
+    alive: list[int] = []
 
-    class Broken(FedAsync):
+    class Recording(Broken):
         def on_event(self, state: Any, event: Any) -> Any:
             if event.now > 50:
                 gc.collect()
-                kept.append(sum(one() is not None for one in models))
+                alive.append(sum(model() is not None for model in models))
                 models.append(weakref.ref(state.model))
                 raise RuntimeError("it broke") from KeyError("of something else")
             return super().on_event(state, event)
 
-    monkeypatch.setattr("offbeat.workers.process_pool.explain_fork_failure", lambda: "autograd has threads")
+    monkeypatch.setattr(FORK_CHECK, lambda: "autograd has threads")
     with pytest.raises(RuntimeError, match="it broke"):
-        compare(strategies={"broken": Broken()}, seeds=3, jobs=2)
-    assert kept == [0, 0, 0]
+        compare(strategies={"broken": Recording()}, seeds=3, jobs=2)
+    assert alive == [0, 0, 0]
 
 
 def test_an_error_of_the_progress_function_stops_the_comparison(monkeypatch):
-    looks: list[Any] = []
+    calls: list[Any] = []
 
-    def look(*seen: Any) -> None:
-        looks.append(seen)
+    def fail(*seen: Any) -> None:
+        calls.append(seen)
         raise LookupError("nobody reads")
 
-    monkeypatch.setattr("offbeat.workers.process_pool.explain_fork_failure", lambda: "autograd has threads")
+    monkeypatch.setattr(FORK_CHECK, lambda: "autograd has threads")
     with pytest.raises(LookupError, match="nobody reads"):
-        compare(strategies=["fedavg"], seeds=2, jobs=2, progress=look)
-    assert len(looks) == 1
+        compare(strategies=["fedavg"], seeds=2, jobs=2, progress=fail)
+    assert len(calls) == 1
 
 
 # ---------------------------------------------------------------- from a plain script
@@ -365,28 +307,20 @@ print(table["mine"][1].trace.digest())
 
 
 def test_a_killed_script_resumes_its_comparison(tmp_path):
-    """There is no `if __name__ == "__main__"` in it, and it runs once: nothing imports it again."""
+    """The script has no `if __name__ == "__main__"` and runs once, because no process imports it again."""
     (tmp_path / "study.py").write_text(SCRIPT)
+    (tmp_path / "other").mkdir()
 
-    def call(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "study.py", *words]
-        return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
+    def call(*arguments: str, folder: Path = tmp_path) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, str(tmp_path / "study.py"), *arguments]
+        return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
 
     assert call("killed").returncode == -signal.SIGKILL
-    done, again = call(), call()
+    done, again, whole = call(), call(), call(folder=tmp_path / "other")
     assert (done.returncode, done.stderr) == (0, "")
     lines = done.stdout.splitlines()
     assert lines[0] == "the script runs"
     assert lines.count("the script runs") == 1
     assert [line.split()[0] for line in lines[1:4]] == ["strategy", "fedavg", "mine"]
-    assert again.stdout == done.stdout
-    (tmp_path / "other").mkdir()
-    whole = subprocess.run(
-        [sys.executable, "../study.py"],
-        cwd=tmp_path / "other",
-        capture_output=True,
-        text=True,
-        timeout=MAX_WAIT_SECONDS,
-    )
-    assert whole.stdout == done.stdout
-    assert Path(tmp_path, "study", "mine-seed1", "command.txt").read_text().endswith(" study.py killed\n")
+    assert again.stdout == whole.stdout == done.stdout
+    assert Path(tmp_path, "study", "mine-seed1", "command.txt").read_text().endswith("study.py killed\n")
