@@ -211,6 +211,23 @@ USER_CODE: Table = [
     ("loss", "others.py:broken", "takes 0 arguments: a loss takes outputs and labels"),
     ("strategy", "minr", "unknown strategy 'minr'"),
 ]
+USER_SETTINGS: Table = [
+    ({"strategy": {"name": "mine.py:Mine", "rats": 1}}, "^strategy: unknown setting 'rats': did you mean 'rate'?"),
+    ({"strategy": {"name": "mine.py:Mine", "rate": "a"}}, "^strategy.rate = 'a': expected a number"),
+    ({"data": {"name": "others.py:sites", "count": 0.5}}, "^data.count = 0.5: expected a whole number"),
+]
+BROKEN_FILES = {
+    "syntax": "mine.py line 1: SyntaxError",
+    "error": "mine.py line 2: ZeroDivisionError: division by zero",
+    "import": "mine.py line 1: ModuleNotFoundError",
+    "exit": "mine.py line 2: SystemExit",
+    "no dataclass": "mine.py:Mine is no dataclass: decorate it with @data",
+    "not frozen": "mine.py:Mine is not frozen: decorate it with @dataclass",
+    "invalid default": "Mine: ValueError: no",
+    "required setting": "strategy: rate must be given",
+}
+USER_ERROR = r"^others.py line \d+: KeyError: 'x'"
+TWO_NEIGHBOURS = "^b/it.py imports twin_of_mine, but another twin_of_mine is loaded from a/"
 
 # methods, a swept setting that does not suit them, and the message
 COMBINATIONS = {

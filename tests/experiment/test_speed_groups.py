@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import isnan
 
 import pytest
 import torch
@@ -38,16 +39,12 @@ def test_equally_fast_clients_stay_together():
     assert speed_groups.group_by_speed(second)["active"] == [0, 1, 2, 3, 4, 5, 6]
 
 
-def test_equally_fast_clients_have_no_groups():
-    assert speed_groups.group_by_speed({0: 1.0, 1: 1.0}) == {}
-
-
 def test_a_share_is_not_rounded_up_by_a_floating_point_error():
     # 0.55 * 100 is 55.00000000000001 in floating point
-    assert (
-        len(speed_groups.group_by_speed({client: float(client) for client in range(100)}, active=0.55)["active"]) == 55
-    )
-    assert speed_groups.group_by_speed({0: 1.0, 1: 2.0}, active=1e-12)["active"] == [0]  # and it is never nobody
+    seconds = {client: float(client) for client in range(100)}
+    assert len(speed_groups.group_by_speed(seconds, active=0.55)["active"]) == 55
+    assert speed_groups.group_by_speed({0: 1.0, 1: 2.0}, active=1e-12)["active"] == [0]  # at least one client
+    assert speed_groups.group_by_speed({0: 1.0, 1: 1.0}) == {}  # all are equally fast
 
 
 def test_class_shares_count_the_examples_of_the_group():
@@ -59,12 +56,11 @@ def test_class_shares_count_the_examples_of_the_group():
 
 
 def owned(test_owners: list[int]) -> Dataset:
-    """Owners 0, 0, 1, 1, 2 of five training examples."""
-    x, y = torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64)
-    test = torch.tensor(test_owners)
-    return Dataset("mine", x, y, torch.arange(len(test_owners)).float()[:, None],
-    torch.zeros(len(test), dtype=torch.int64), num_classes=1,
-                   groups=torch.tensor([0, 0, 1, 1, 2]), test_groups=test, group_names=("a", "b", "c"))  # fmt: skip
+    """Five training examples of the owners 0, 0, 1, 1, 2, and test examples of these owners."""
+    x, y, owners = torch.zeros(5, 1), torch.zeros(5, dtype=torch.int64), torch.tensor(test_owners)
+    x_test, y_test = torch.arange(len(owners)).float()[:, None], torch.zeros(len(owners), dtype=torch.int64)
+    groups = {"groups": torch.tensor([0, 0, 1, 1, 2]), "test_groups": owners, "group_names": ("a", "b", "c")}
+    return Dataset("mine", x, y, x_test, y_test, num_classes=1, **groups)
 
 
 def test_a_client_has_the_test_examples_of_its_owners():
@@ -96,25 +92,18 @@ def run(experiment: Experiment) -> tuple[trace_summary.Summary, build.VirtualEng
     return trace_summary.summarize(engine.trace.db, experiment.population), engine
 
 
-def test_a_run_ends_with_a_survey_of_its_clients():
+def test_a_run_ends_with_a_survey_of_its_clients_which_changes_nothing_else():
     s, engine = run(EXPERIMENT)
     assert list(s.by_client) == [0, 1, 2, 3]
     assert s.surveyed == "training examples"
     assert s.of_group("slowest") == s.by_client[3]  # a quarter of four
     assert trace_summary.group_members(engine.trace.db, "stragglers") == [2, 3]
     assert engine.trace.db.execute("SELECT COUNT(DISTINCT seq) FROM clients").fetchone() == (1,)
-    assert (
-        len(trace_summary.read_curve(engine.trace.db, "acc/slow_classes").values)
-        == len(trace_summary.read_curve(engine.trace.db, "acc").values)
-        == 51
-    )
-
-
-def test_a_survey_changes_nothing_of_a_run():
-    told, engine = run(EXPERIMENT)
-    silent, other = run(replace(EXPERIMENT, survey=Survey(examples=0)))
-    assert told.metrics == silent.metrics
-    assert (silent.by_client, silent.groups, silent.surveyed) == ({}, {}, None)
+    points = [len(trace_summary.read_curve(engine.trace.db, key).values) for key in ("acc/slow_classes", "acc")]
+    assert points == [51, 51]
+    without, other = run(replace(EXPERIMENT, survey=Survey(examples=0)))
+    assert without.metrics == s.metrics
+    assert (without.by_client, without.groups, without.surveyed) == ({}, {}, None)
     assert torch.equal(engine.coordinator.model, other.coordinator.model)
 
 
@@ -133,35 +122,28 @@ def test_methods_with_client_models_are_evaluated_with_them():
     assert all(alone.by_client[client] > before[client]["acc"] for client in before)
 
 
-def test_pooled_methods_are_evaluated_by_client():
+def test_pooled_methods_and_equally_fast_clients_are_evaluated_by_client():
     s, _ = run(replace(EXPERIMENT, strategy=REGISTRY["global"]()))
     assert list(s.by_client) == [0, 1, 2, 3]
-
-
-def test_equal_speeds_have_no_slowest_quarter():
     s, _ = run(replace(EXPERIMENT, delays=ConstantDelays(mean=10.0)))
     assert set(s.groups) == {f"{name}/all" for name in s.metrics}
-    assert s.of_group("slowest") != s.of_group("slowest")  # nan
+    assert isnan(s.of_group("slowest"))
 
 
 @pytest.mark.parametrize("strategy", ["fedasync", "global"])
 def test_speed_groups_include_network_time(strategy):
-    network = Offset(low=10.0, high=100.0)
-    setup = build.setup(
-        replace(EXPERIMENT, clients=8, delays=ConstantDelays(mean=10.0), network=network, strategy=REGISTRY[strategy]())
-    )
+    network, delays = Offset(low=10.0, high=100.0), ConstantDelays(mean=10.0)
+    experiment = replace(EXPERIMENT, clients=8, delays=delays, network=network, strategy=REGISTRY[strategy]())
     # all train equally fast, so the two slowest of eight are those with the largest offset: half of it down, half up
     offset = {client: 2 * network.transfer(EXPERIMENT.seed, client, 0, 0.0, up=True) for client in range(8)}
-    assert setup.surveyor is not None
-    assert setup.surveyor.groups["slowest"] == sorted(sorted(offset, key=offset.__getitem__)[-2:])
+    surveyor = build.setup(experiment).surveyor
+    assert surveyor is not None
+    assert surveyor.groups["slowest"] == sorted(sorted(offset, key=offset.__getitem__)[-2:])
 
 
-def test_the_survey_is_a_setting_of_an_experiment():
+def test_the_survey_is_a_setting_of_experiments_and_part_of_simulations():
     experiment = replace(EXPERIMENT, survey=Survey(every=5, active=0.25))
     assert experiment_from_values(to_values(experiment)) == experiment
-
-
-def test_simulate_includes_a_survey():
     pairs = [(torch.tensor([[1.0], [-1.0]]), torch.tensor([1, 0]))] * 2
     result = simulate(torch.nn.Linear(1, 2), pairs, delays=[10.0, 30.0], until="60s")
     assert set(result.summary.by_client) == {0, 1}

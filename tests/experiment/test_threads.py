@@ -60,56 +60,54 @@ def loaded(source: sets.DataSource, counts: tuple[int, ...] = (1, 2, 3, 4)) -> s
 # ---------------------------------------------------------------- loading
 
 
-def test_digits_and_synthetic_data_do_not_depend_on_threads():
-    assert len(loaded(DATASETS["digits"]())) == 1
-    assert len(loaded(DATASETS["synthetic"]())) == 1
-
-
-def test_images_do_not_depend_on_threads(tmp_path, monkeypatch):
-    monkeypatch.setattr("offbeat.scenario.data.mnist.MNIST", (None,) * 4)  # made up: they have no published checksum
-    monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
-    (tmp_path / "mnist").mkdir()
-    rng = np.random.default_rng(0)
+def write_images(root: Path, rng: np.random.Generator) -> None:
+    """Write random images and labels in the format of MNIST."""
+    (root / "mnist").mkdir()
     for name, count in zip(IDX_FILES, (1000, 1000, 10, 10), strict=True):
         shape = (count, 28, 28) if "images" in name else (count,)
         values = rng.integers(0, 256 if "images" in name else 10, shape, dtype=np.uint8)
         header = struct.pack(f">BBBB{len(shape)}I", 0, 0, 8, len(shape), *shape)
-        (tmp_path / "mnist" / f"{name}.gz").write_bytes(gzip.compress(header + values.tobytes(), 1))
-    assert len(loaded(DATASETS["mnist"]())) == 1
+        (root / "mnist" / f"{name}.gz").write_bytes(gzip.compress(header + values.tobytes(), 1))
 
 
-def test_signals_do_not_depend_on_threads(tmp_path, monkeypatch):
-    monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
-    rng = np.random.default_rng(0)
+def write_signals(root: Path, rng: np.random.Generator) -> None:
+    """Write random signals in the format of UCI HAR."""
     for part, count in (("train", 300), ("test", 6)):
-        home = tmp_path / "uci-har" / HAR_FOLDER / part
+        home = root / "uci-har" / HAR_FOLDER / part
         (home / "Inertial Signals").mkdir(parents=True)
         (home / f"y_{part}.txt").write_text("".join(f"{1 + i % len(HAR_ACTIVITIES)}\n" for i in range(count)))
         (home / f"subject_{part}.txt").write_text("".join(f"{1 + i % 3}\n" for i in range(count)))
-        rows = "".join(
-            " ".join(map(repr, row)) + "\n" for row in rng.normal(1, 1, (count, HAR_STEPS)).astype(np.float32).tolist()
-        )
+        values = rng.normal(1, 1, (count, HAR_STEPS)).astype(np.float32).tolist()
         for signal in HAR_SIGNALS:
+            rows = "".join(" ".join(map(repr, row)) + "\n" for row in values)
             (home / "Inertial Signals" / f"{signal}_{part}.txt").write_text(rows)
-    assert len(loaded(DATASETS["uci-har"]())) == 1
 
 
-def test_volumes_do_not_depend_on_threads(tmp_path, monkeypatch):
-    monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
-    rng = np.random.default_rng(0)
+def write_volumes(root: Path, rng: np.random.Generator) -> None:
+    """Write random volumes in the format of IXI (NIfTI)."""
     for subject in range(5):
         for kind in ("T1", "label"):
-            folder = tmp_path / "ixi" / "IXI_sample" / f"IXI00{subject}-Guys-0828" / kind
+            folder = root / "ixi" / "IXI_sample" / f"IXI00{subject}-Guys-0828" / kind
             folder.mkdir(parents=True)
             values = rng.integers(0, 1000 if kind == "T1" else 2, (50, 50, 50)).astype("<i2")
             header = bytearray(352)
-            struct.pack_into("<i", header, 0, 348)
-            struct.pack_into("<8h", header, 40, 3, 50, 50, 50, 1, 1, 1, 1)
-            struct.pack_into("<h", header, 70, 4)
+            for form, offset, *fields in (("<i", 0, 348), ("<8h", 40, 3, 50, 50, 50, 1, 1, 1, 1), ("<h", 70, 4)):
+                struct.pack_into(form, header, offset, *fields)
             struct.pack_into("<f", header, 108, 352.0)
             header[344:348] = b"n+1\0"
             (folder / "volume.nii").write_bytes(bytes(header) + values.tobytes())
-    assert len(loaded(DATASETS["ixi"]())) == 1
+
+
+WRITERS = {"digits": None, "synthetic": None, "mnist": write_images, "uci-har": write_signals, "ixi": write_volumes}
+
+
+@pytest.mark.parametrize("name", WRITERS)
+def test_loaded_data_does_not_depend_on_threads(name, tmp_path, monkeypatch):
+    monkeypatch.setattr("offbeat.scenario.data.mnist.MNIST", (None,) * 4)  # random files have no published checksum
+    monkeypatch.setenv("OFFBEAT_DATA", str(tmp_path))
+    if (write := WRITERS[name]) is not None:
+        write(tmp_path, np.random.default_rng(0))
+    assert len(loaded(DATASETS[name]())) == 1
 
 
 @pytest.mark.long
@@ -218,22 +216,11 @@ def test_a_short_run_has_the_same_digest_with_any_number_of_threads(tmp_path, st
 @pytest.mark.slow
 def test_a_run_has_the_same_digest_whatever_the_environment_says(tmp_path):
     digests = set()
+    world = ["--set", "strategy=fedpsa", "--set", "clients=3", "--set", "model=linear", "--until", "60s"]
     for threads in ("1", "2", "4"):
-        folder = tmp_path / threads
-        environment = {
-            **os.environ,
-            "OMP_NUM_THREADS": threads,
-            "OPENBLAS_NUM_THREADS": threads,
-            "MKL_NUM_THREADS": threads,
-        }
-        world = ["--set", "strategy=fedpsa", "--set", "clients=3", "--set", "model=linear", "--until", "60s"]
-        command = ["run", "quickstart", *world, "--out", str(folder)]
-        subprocess.run(
-            [sys.executable, "-m", "offbeat", *command],
-            env=environment,
-            check=True,
-            capture_output=True,
-            timeout=MAX_WAIT_SECONDS,
-        )
-        digests.add(runs.Run(folder).digest())
+        names = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
+        environment = {**os.environ, **dict.fromkeys(names, threads)}
+        command = [sys.executable, "-m", "offbeat", "run", "quickstart", *world, "--out", str(tmp_path / threads)]
+        subprocess.run(command, env=environment, check=True, capture_output=True, timeout=MAX_WAIT_SECONDS)
+        digests.add(runs.Run(tmp_path / threads).digest())
     assert len(digests) == 1
