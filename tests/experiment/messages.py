@@ -90,6 +90,13 @@ NO_SIMULATION = "holds no simulation: it has no simulation.json"
 
 SEQUENTIAL = "forked processes cannot train here (autograd has threads): executing runs one after the other"
 
+UNAVAILABLE = "worker elsewhere: there is no elsewhere here; inline is used"
+NO_PROCESSES = "worker processes:2: it needs Linux, and this is darwin; inline is used"
+NO_JOBS = "--jobs 2: with the worker several:2 runs go one after the other"
+NO_RAY = "^worker ray: Ray is not installed; install it: pip install 'offbeat[ray]'"
+INVALID_ADDRESS = "^worker {!r}: write ray, or ray:HOST:PORT with the address of a cluster"
+NO_SERVER = "^worker 'ray:{0}': no server answers at {0} (Connection refused)"
+
 CALLS: Table = [
     ("", "no name is given"),
     ("(k=2)", "has no name before its brackets"),
@@ -386,4 +393,9 @@ SETTING_WARNINGS: Table = [
     (FedBuff(concurrency=3), 20, "strategy.k = 10 (the default) exceeds the 3 clients"),
     (CA2FL(concurrency=30), 9, "exceeds the 9 clients"),
     (FedPSA(), 1, "strategy.buffer = 5 (the default) exceeds the 1 client that"),
+]
+KEYWORDS: Table = [
+    ("simulate", "delay", "did you mean 'delays'?"),
+    ("simulate", "seeds", "did you mean 'seed'?"),
+    ("compare", "evaluate_evry", "did you mean 'evaluate_every'?"),
 ]

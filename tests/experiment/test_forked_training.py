@@ -1,6 +1,4 @@
-"""Real training in forked processes: every strategy, BatchNorm, dropout, faults and streams give the bits of inline.
-Models, losses, rules and strategies may be defined anywhere.
-"""
+"""Tests of real training in forked processes, which gives the bits of inline for every strategy and setting."""
 
 from __future__ import annotations
 
@@ -159,16 +157,17 @@ print("the same", a.summary.updates, b.summary.worker)
 """
 
 
-@pytest.mark.parametrize("how", ["a file without a guard", "standard input, as a notebook"])
-def test_it_works_where_everything_is_defined_in_the_script_itself(tmp_path, how):
-    path = tmp_path / "script.py"
-    path.write_text(SCRIPT)
-    if how.startswith("a file"):
-        done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
-    else:
-        done = subprocess.run(
-            [sys.executable, "-"], input=SCRIPT, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS
-        )
+def execute(folder: Path, *arguments: str, script: str = "") -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, *arguments]
+    return subprocess.run(
+        command, cwd=folder, input=script, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS, check=True
+    )
+
+
+@pytest.mark.parametrize("argument", ["script.py", "-"], ids=["a file without a guard", "standard input"])
+def test_everything_may_be_defined_in_the_script_itself(tmp_path, argument):
+    (tmp_path / "script.py").write_text(SCRIPT)
+    done = execute(tmp_path, argument, script=SCRIPT)
     assert done.stderr == ""
     first, second = done.stdout.splitlines()
     assert first == "this line is printed once"
@@ -176,30 +175,23 @@ def test_it_works_where_everything_is_defined_in_the_script_itself(tmp_path, how
     assert second.endswith("processes:2")
 
 
-def test_what_a_model_prints_is_printed_whoever_trains(tmp_path):
-    path = tmp_path / "script.py"
-    path.write_text(
-        "import torch, offbeat\n"
-        "class Loud(torch.nn.Linear):\n"
-        "    def forward(self, x):\n"
-        "        if self.training: print('training')\n"
-        "        return super().forward(x)\n"
-        "clients = [(torch.ones(4, 3), torch.arange(4) % 2)] * 2\n"
-        "import sys\n"
-        "offbeat.simulate(Loud(3, 2), clients, until='4updates', worker=sys.argv[1])\n"
-    )
-    said = [
-        subprocess.run(
-            [sys.executable, path, worker], capture_output=True, text=True, timeout=MAX_WAIT_SECONDS, check=True
-        )
-        for worker in ("inline", "processes:1")
-    ]
-    counts = [done.stdout.splitlines().count("training") for done in said]
-    assert counts[1] >= counts[0] >= 4  # jobs may be begun that the run does not come to
-    assert {line for done in said for line in done.stdout.splitlines()} == {"training"}
+LOUD = """
+import sys, torch, offbeat
+class Loud(torch.nn.Linear):
+    def forward(self, x):
+        if self.training: print("training")
+        return super().forward(x)
+clients = [(torch.ones(4, 3), torch.arange(4) % 2)] * 2
+offbeat.simulate(Loud(3, 2), clients, until="4updates", worker=sys.argv[1])
+"""
 
 
-def test_where_nothing_posix_is_to_be_had_offbeat_can_be_imported_and_simulate(tmp_path):
-    """As far as the worker is concerned: what a fork needs is imported when one is made."""
+def test_the_output_of_a_model_is_printed_in_every_process(tmp_path):
+    inline, forked = (execute(tmp_path, "-c", LOUD, worker).stdout.splitlines() for worker in ("inline", "processes:1"))
+    assert len(forked) >= len(inline) >= 4  # processes may start jobs that the run does not need
+    assert {*inline, *forked} == {"training"}
+
+
+def test_importing_simulate_does_not_import_what_only_forks_need(tmp_path):
     code = "import sys, offbeat; offbeat.simulate\nassert 'offbeat.workers.processes' not in sys.modules\n"
-    subprocess.run([sys.executable, "-c", code], cwd=Path(tmp_path), timeout=MAX_WAIT_SECONDS, check=True)
+    execute(tmp_path, "-c", code)

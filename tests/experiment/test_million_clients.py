@@ -1,12 +1,12 @@
-"""Experiments with very many clients: what is held for each is counted in bytes, and what looks at all of them looks
-at some.
-"""
+"""Tests of experiments with very many clients: memory per client, and samples of clients."""
 
 from __future__ import annotations
 
 import json
 import tracemalloc
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -38,13 +38,13 @@ MANY = Experiment(
 FEW = replace(MANY, clients=60)
 
 
-def held_by(make: object) -> float:
-    """Bytes a client, of what is there after the call and was not before."""
+def bytes_per_client(make: Callable[[], object]) -> float:
+    """Return the memory per client of what a function creates."""
     tracemalloc.start()
     try:
-        kept = make()  # type: ignore[operator]
+        created = make()
         bytes_held = tracemalloc.get_traced_memory()[0]
-        assert kept is not None
+        assert created is not None
         return bytes_held / CLIENTS
     finally:
         tracemalloc.stop()
@@ -53,53 +53,50 @@ def held_by(make: object) -> float:
 @pytest.mark.parametrize(
     "changes", [{}, {"split": Split(train=0.6, validation=0.2)}, {"streaming": Growing(per="second")}]
 )
-def test_a_built_experiment_needs_few_bytes_per_client(changes: dict[str, object]) -> None:
-    experiment = replace(MANY, **changes)  # type: ignore[arg-type]
-    build.setup(FEW)  # what is loaded and imported once is nobody's
+def test_a_built_experiment_needs_few_bytes_per_client(changes: dict[str, Any]) -> None:
+    build.setup(FEW)  # loads and imports what is needed once
     # counts of 4 bytes: of what a client draws, of what it trains on, of its test part, of what it has at the start;
     # and a model, the test examples, 20 clients' groups: 100 kB, 5 bytes a client
-    assert held_by(lambda: build.setup(experiment)) < 40
+    assert bytes_per_client(lambda: build.setup(replace(MANY, **changes))) < 40
 
 
 def test_a_run_needs_few_bytes_per_idle_client() -> None:
     build.build_engine(build.setup(FEW), FEW).run()
 
-    def begun() -> object:
+    def start() -> object:
         engine = build.build_engine(build.setup(MANY), MANY)
-        engine.advance()  # everyone is known to the strategy now, and the first answer is waited for
+        engine.advance()  # the strategy knows all clients, and the engine waits for the first result
         return engine
 
     # FedBuff's pool of idle clients: a place in an array (8), an entry of a dict (up to 100) and its two numbers (64)
-    assert held_by(begun) < 250
+    assert bytes_per_client(start) < 250
 
 
-def test_the_survey_samples_evenly_spaced_clients() -> None:
-    made = build.setup(MANY)
-    engine = build.build_engine(made, MANY)
-    outcome = engine.run()
-    assert outcome.reason == "updates"
+SAMPLED = list(range(0, CLIENTS, CLIENTS // 20))
+
+
+def test_the_survey_samples_evenly_spaced_clients_beyond_its_limit() -> None:
+    setup = build.setup(MANY)
+    engine = build.build_engine(setup, MANY)
+    assert engine.run().reason == "updates"
     summary = trace_summary.summarize(engine.trace.db, MANY.population)
-    assert list(summary.by_client) == list(range(0, CLIENTS, CLIENTS // 20))
-    assert made.surveyor is not None
-    assert len(made.surveyor.groups["slowest"]) == 5
-    assert set(made.surveyor.groups["slowest"]) <= set(summary.by_client)
+    assert list(summary.by_client) == SAMPLED
+    assert setup.surveyor is not None
+    assert len(setup.surveyor.groups["slowest"]) == 5
+    assert set(setup.surveyor.groups["slowest"]) <= set(summary.by_client)
     assert summary.clients == CLIENTS
     assert 0.99 < summary.idle_share < 1
-
-
-def test_the_survey_includes_all_clients_up_to_its_limit() -> None:
-    made = build.setup(replace(FEW, survey=Survey()))
-    assert made.surveyor is not None
-    assert made.surveyor.clients == list(range(60))
+    few = build.setup(replace(FEW, survey=Survey()))
+    assert few.surveyor is not None
+    assert few.surveyor.clients == list(range(60))
 
 
 def test_the_mean_over_clients_uses_the_sampled_ones() -> None:
-    experiment = replace(MANY, split=Split(train=0.6, validation=0.2), evaluate="clients")
-    made = build.setup(experiment)
-    assert made.client_tests is not None
-    asked: list[int] = []
-    made.client_tests(lambda client: asked.append(client) or made.world.model)  # type: ignore[func-returns-value]
-    assert asked == list(range(0, CLIENTS, CLIENTS // 20))
+    setup = build.setup(replace(MANY, split=Split(train=0.6, validation=0.2), evaluate="clients"))
+    assert setup.client_tests is not None
+    evaluated: list[int] = []
+    setup.client_tests(lambda client: evaluated.append(client) or setup.world.model)  # type: ignore[func-returns-value]
+    assert evaluated == SAMPLED
 
 
 def test_the_default_interval_limits_assumed_concurrency() -> None:
@@ -162,10 +159,8 @@ def test_the_preset_of_a_million_clients_scales_down(method: str) -> None:
     assert engine.run().updates == 1_500
 
 
-def test_a_million_clients_are_one_line_in_a_file(tmp_path) -> None:
-    experiment_files.write_experiment(tmp_path / "many.yaml", MANY)
-    assert experiment_files.read_experiment(tmp_path / "many.yaml") == MANY
-    (tmp_path / "mine.yaml").write_text("clients: 1000000\npartition: {name: draws, size: [5, 9], alpha: 0.1}\n")
-    read = experiment_files.read_experiment(tmp_path / "mine.yaml")
+def test_a_million_clients_are_one_line_in_a_file() -> None:
+    assert experiment_files.parse_experiment(experiment_files.to_yaml(MANY)) == MANY
+    read = experiment_files.parse_experiment("clients: 1000000\npartition: {name: draws, size: [5, 9], alpha: 0.1}\n")
     assert (read.clients, read.partition) == (1_000_000, Draws(size=(5, 9), alpha=0.1))
     assert "draws" in json.dumps(identity.to_values(read))

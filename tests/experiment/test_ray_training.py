@@ -1,6 +1,4 @@
-"""Real training on a Ray cluster: the bits of inline, with memory at clients, sketches, statistics and a model of a
-file that no other process can import. Run by `make test-ray`.
-"""
+"""Tests of real training on a Ray cluster, which gives the bits of inline. Run by `make test-ray`."""
 
 from __future__ import annotations
 
@@ -53,53 +51,48 @@ def test_strategies_train_to_the_same_bits(connected, name, training, caplog):
     assert not [line for line in caplog.messages if "can work at once" not in line]  # a default for more clients
 
 
-def test_a_trainer_with_a_model_of_ones_own_file_can_be_loaded_where_that_file_is_not(tmp_path):
-    """And brings its weights once, though its parameters are views of one vector."""
-    from offbeat.workers.ray_codec import pack_trainer
+MODEL_FILE = """
+import torch
+HIDDEN = 300
+def loss(outputs, y):
+    return torch.nn.functional.cross_entropy(outputs, y) * 2
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.head = torch.nn.Linear(40, HIDDEN), torch.nn.Linear(HIDDEN, 40)
+        self.head.weight = torch.nn.Parameter(self.head.weight.detach())
+    def forward(self, x):
+        return self.head(self.body(x))
+"""
+LOAD = """
+import sys, numpy as np, torch
+from offbeat.workers.ray_codec import unpack_trainer
+block = np.fromfile("block", np.uint8); block.flags.writeable = False
+trainer = unpack_trainer(open("body", "rb").read(), block)
+assert "my_model" not in sys.modules
+print(type(trainer.binding.module).__name__, trainer.data.size(0), trainer.task.criterion.__name__)
+"""
 
-    folder = tmp_path / "mine"
-    folder.mkdir()
-    (folder / "my_model.py").write_text(
-        "import torch\n"
-        "HIDDEN = 300\n"
-        "def loss(outputs, y):\n    return torch.nn.functional.cross_entropy(outputs, y) * 2\n"
-        "class Net(torch.nn.Module):\n"
-        "    def __init__(self):\n"
-        "        super().__init__()\n"
-        "        self.body, self.head = torch.nn.Linear(40, HIDDEN), torch.nn.Linear(HIDDEN, 40)\n"
-        "        self.head.weight = torch.nn.Parameter(self.head.weight.detach())\n"
-        "    def forward(self, x):\n        return self.head(self.body(x))\n"
-    )
+
+def test_a_trainer_with_a_users_model_can_be_loaded_without_the_file(tmp_path, monkeypatch):
+    """The weights are sent once, although the parameters are views of one vector."""
     from offbeat.training.client_data import ClientData
     from offbeat.training.trainer import Trainer
+    from offbeat.workers.ray_codec import pack_trainer
 
-    sys.path.insert(0, str(folder))
-    try:
-        import my_model  # type: ignore[import-not-found]
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "my_model.py").write_text(MODEL_FILE)
+    monkeypatch.syspath_prepend(tmp_path / "mine")
+    import my_model  # type: ignore[import-not-found]
 
-        x = torch.randn(20_000, 40, generator=torch.Generator().manual_seed(0))
-        data = ClientData.separate([(x, torch.arange(20_000) % 40)])
-        body, block = pack_trainer(Trainer(my_model.Net(), data, task=my_model.loss), data.tensors())
-    finally:
-        sys.path.remove(str(folder))
+    x = torch.randn(20_000, 40, generator=torch.Generator().manual_seed(0))
+    data = ClientData.separate([(x, torch.arange(20_000) % 40)])
+    body, block = pack_trainer(Trainer(my_model.Net(), data, task=my_model.loss), data.tensors())
     weights = 4 * (2 * 40 * 300 + 340)
     assert weights < len(body) < 2 * weights
     assert block.nbytes >= 4 * 20_000 * 40
     (tmp_path / "body").write_bytes(body)
     block.tofile(tmp_path / "block")
-    code = (
-        "import sys, numpy as np, torch\n"
-        "from offbeat.workers.ray_codec import unpack_trainer\n"
-        "block = np.fromfile('block', np.uint8); block.flags.writeable = False\n"
-        "trainer = unpack_trainer(open('body', 'rb').read(), block)\n"
-        "assert 'my_model' not in sys.modules\n"
-        "print(type(trainer.binding.module).__name__, trainer.data.size(0), trainer.task.criterion.__name__)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", code],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=MAX_WAIT_SECONDS,
-    )
+    command = [sys.executable, "-W", "error", "-c", LOAD]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS)
     assert done.stdout == "Net 20000 loss\n", done.stderr

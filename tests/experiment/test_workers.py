@@ -1,4 +1,4 @@
-"""The worker is an option of a run: written beside its results, no part of what it is, free to change on the way."""
+"""Tests of workers as an option of runs: it is stored with the results and may change when a run is resumed."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 import offbeat
+from experiment import messages
 from offbeat.core.errors import ConfigError
 from offbeat.engine.until import Until
 from offbeat.experiment import comparison as compare
@@ -30,18 +31,17 @@ SMALL = Experiment(data=Synthetic(users=4, seed=2), model=Linear(), partition=Ii
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Two more workers: `several`, which keeps book of what it was made with, and `elsewhere`, which is not here."""
-    asked: list[Any] = []
+    """Register the workers `several`, which records its counts here, and `elsewhere`, which is not available."""
+    counts: list[Any] = []
 
     def several(trainer: Any, count: int | None) -> Inline:
-        asked.append(count)
+        counts.append(count)
         return Inline(trainer)
 
+    elsewhere = WorkerType(several, missing=lambda: "there is no elsewhere here")
     monkeypatch.setitem(registry.WORKERS, "several", WorkerType(several, count_unit="hands"))
-    monkeypatch.setitem(
-        registry.WORKERS, "elsewhere", WorkerType(several, missing=lambda: "there is no elsewhere here")
-    )
-    return asked
+    monkeypatch.setitem(registry.WORKERS, "elsewhere", elsewhere)
+    return counts
 
 
 @pytest.mark.parametrize(
@@ -54,47 +54,30 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         ("several:03", WorkerChoice("several", 3)),
     ],
 )
-def test_a_worker_is_written_as_a_name_or_a_name_and_a_number(made, text, chosen):
+def test_a_worker_is_a_name_or_a_name_and_a_number(made, text, chosen):
     assert parse_worker(text) == chosen
     assert parse_worker(str(chosen)) == chosen
 
 
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("inlin", "unknown worker 'inlin': did you mean 'inline'?"),
-        ("", "unknown worker '': known: "),
-        ("Inline", "did you mean 'inline'?"),
-        ("inline:3", "worker 'inline:3': inline takes no number; write inline"),
-        ("inline:", "inline takes no number"),
-        ("several:0", "worker 'several:0': from 1 to 1024 hands, not 0"),
-        ("several:9999", "from 1 to 1024 hands, not 9999"),
-        ("several:-1", "worker 'several:-1': write several, or several:N with a whole number of hands"),
-        ("several:two", "whole number of hands"),
-        ("several:", "whole number of hands"),
-        ("several:1:2", "whole number of hands"),
-        ("several:²", "whole number of hands"),
-    ],
-)
-def test_what_is_no_worker_is_told_with_the_nearest_that_is(made, text, words):
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.parametrize(("text", "words"), messages.WORKERS)
+def test_an_invalid_worker_is_rejected_with_the_nearest_valid_one(made, text, words):
+    with messages.expect(words, error=ConfigError):
         parse_worker(text)
-    assert words in str(caught.value)
 
 
-def test_where_a_worker_cannot_work_inline_does_and_it_is_said(made, caplog):
+def test_an_unavailable_worker_is_replaced_by_inline_with_a_warning(made, caplog):
     assert registry.usable(parse_worker("elsewhere")) == registry.INLINE
-    assert caplog.messages == ["worker elsewhere: there is no elsewhere here; inline is used"]
+    assert caplog.messages == [messages.UNAVAILABLE]
 
 
-# ---------------------------------------------------------------- of a run
+# ---------------------------------------------------------------- runs
 
 
-def test_it_is_written_beside_the_results_and_is_no_part_of_the_experiment(made, tmp_path):
+def test_the_worker_is_stored_with_the_results_and_not_in_the_experiment(made, tmp_path):
     plain = runs.create_run(tmp_path / "plain", SMALL)
     other = runs.create_run(tmp_path / "other", SMALL, worker="several:2")
-    runs.execute_run(plain)
-    runs.execute_run(other)
+    for run in (plain, other):
+        runs.execute_run(run)
     assert made == [2]
     for name in ("world.json", "experiment.yaml"):
         assert (plain.folder / name).read_bytes() == (other.folder / name).read_bytes()
@@ -116,173 +99,151 @@ def stopped(folder: Path, **options: Any) -> runs.Run:
     return run
 
 
-def test_a_run_goes_on_with_the_worker_it_was_begun_with(made, tmp_path):
-    run = stopped(tmp_path / "run", worker="several:2")
-    runs.execute_run(run)
-    assert made == [2, 2]
-    assert run.summary().worker == "several:2"
-
-
-def test_a_run_goes_on_with_any_other_to_the_same_bits(made, tmp_path):
+def test_a_run_is_resumed_with_its_worker_or_another_to_the_same_bits(made, tmp_path):
     whole = runs.create_run(tmp_path / "whole", replace(SMALL, evaluate_every=1.0))
     runs.execute_run(whole)
-    run = stopped(tmp_path / "run", worker="several:2")
-    runs.execute_run(run, stop, worker="inline")
-    runs.execute_run(run, worker="inline")
-    assert made == [2]
-    assert run.digest() == whole.digest()
-    assert run.summary().worker == "several:2, then inline"
-    assert str(run.worker()) == "several:2"
+    resumed, changed = (stopped(tmp_path / name, worker="several:2") for name in ("resumed", "changed"))
+    runs.execute_run(resumed)
+    assert made == [2, 2, 2]
+    runs.execute_run(changed, stop, worker="inline")
+    runs.execute_run(changed, worker="inline")
+    assert made == [2, 2, 2]
+    assert resumed.digest() == changed.digest() == whole.digest()
+    assert [run.summary().worker for run in (resumed, changed)] == ["several:2", "several:2, then inline"]
+    assert str(changed.worker()) == "several:2"
 
 
 @pytest.mark.parametrize("name", ["several:2", "elsewhere"])
-def test_a_run_whose_worker_is_not_here_goes_on_inline(made, tmp_path, monkeypatch, caplog, name):
+def test_a_run_whose_worker_is_unavailable_is_resumed_inline(made, tmp_path, monkeypatch, caplog, name):
     run = stopped(tmp_path / "run", worker=name)
     if name == "several:2":
         monkeypatch.delitem(registry.WORKERS, "several")
-    del made[:]
+    made.clear()
     runs.execute_run(run)
     assert made == []
-    assert run.summary().worker is not None
-    assert run.summary().worker.endswith("inline")
+    assert str(run.summary().worker).endswith("inline")
     assert "inline is used" in caplog.messages[-1]
 
 
-@pytest.mark.parametrize("wreck", ["damaged", "gone", "of before there was a choice"])
-def test_a_run_that_cannot_tell_its_worker_any_more_goes_on_inline(made, tmp_path, wreck):
+@pytest.mark.parametrize("damage", ["damaged", "missing", "without a worker"])
+def test_a_run_with_an_unreadable_worker_is_resumed_inline(made, tmp_path, damage):
     run = stopped(tmp_path / "run", worker="several:2")
     path = run.folder / "environment.json"
-    if wreck == "gone":
+    stored = checksums.read_checksummed(path)
+    del stored["worker"]
+    path.write_text("{" if damage == "damaged" else json.dumps(stored))
+    if damage == "missing":
         path.unlink()
-    elif wreck == "damaged":
-        path.write_text("{")
-    else:
-        stored = checksums.read_checksummed(path)
-        del stored["worker"]
-        path.write_text(json.dumps(stored))
     assert run.worker() == registry.INLINE
     runs.execute_run(run)
     assert made == [2]
 
 
-def test_a_misspelt_worker_makes_no_folder(tmp_path):
-    with pytest.raises(ConfigError, match="unknown worker"):
+def test_a_misspelt_worker_creates_no_folder(tmp_path):
+    with messages.expect("unknown worker", error=ConfigError):
         runs.create_run(tmp_path / "run", SMALL, worker="inlin")
     assert not (tmp_path / "run").exists()
 
 
-# ---------------------------------------------------------------- of a comparison
+# ---------------------------------------------------------------- comparisons
 
 
-def test_runs_of_a_comparison_with_a_worker_of_their_own_go_one_after_the_other_in_this_process(made, tmp_path):
+@pytest.fixture
+def comparison(made, tmp_path) -> compare.Comparison:
+    """Create a comparison of two methods with the worker `several:2`."""
     experiments = {name: replace(SMALL, strategy=offbeat.FedBuff(k=k)) for name, k in (("one", 1), ("two", 2))}
-    comparison = compare.create_comparison(tmp_path / "c", experiments, [0], worker="several:2")
+    return compare.create_comparison(tmp_path / "c", experiments, [0], worker="several:2")
+
+
+def summarized_workers(comparison: compare.Comparison) -> list[str | None]:
+    return [run.summary().worker for name in ("one", "two") for run in comparison.runs(name)]
+
+
+def test_runs_with_a_worker_that_is_not_for_several_runs_are_executed_one_after_the_other(made, comparison):
     seen: list[list[float]] = []
-    with pytest.raises(ConfigError, match="--jobs 2: with the worker several:2 runs go one after the other"):
+    with messages.expect(messages.NO_JOBS, error=ConfigError):
         compare.execute_comparison(comparison, jobs=2)
     assert compare.execute_comparison(comparison, on_progress=lambda shares, work: seen.append(shares))
     assert made == [2, 2]
     assert seen[-1] == [1.0, 1.0]
-    assert [run.summary().worker for name in experiments for run in comparison.runs(name)] == ["several:2"] * 2
-    assert compare.execute_comparison(comparison)  # there is nothing left to do
+    assert summarized_workers(comparison) == ["several:2"] * 2
+    assert compare.execute_comparison(comparison)  # all runs are complete
 
 
-def test_a_comparison_that_is_stopped_is_finished_with_the_worker_it_was_begun_with_or_another(
-    made, tmp_path, sequential_runs
-):
-    experiments = {"one": replace(SMALL, strategy=offbeat.FedBuff(k=1)), "two": SMALL}
-    comparison = compare.create_comparison(tmp_path / "c", experiments, [0], worker="several:2")
+def test_an_interrupted_comparison_can_be_completed_with_another_worker(made, comparison, sequential_runs):
     runs.execute_run(comparison.runs("one")[0], stop)
-    del made[:]
+    made.clear()
     assert compare.execute_comparison(comparison, worker="inline")
     assert made == []
-    assert comparison.runs("one")[0].summary().worker == "several:2, then inline"
-    assert comparison.runs("two")[0].summary().worker == "inline"
-
-
-def test_runs_at_the_same_time_share_the_cores(monkeypatch):
-    monkeypatch.setattr(registry.os, "cpu_count", lambda: 8)
-    for given, at_once, each in (
-        ("inline", 4, "inline"),
-        ("processes", 8, "inline"),  # one process would only be a longer way
-        ("processes", 3, "processes:2"),
-        ("processes:4", 1, "processes:4"),
-        ("batched", 8, "batched:1"),
-        ("batched", 1, "batched"),  # which knows best on how many
-        ("batched:6", 2, "batched:3"),
-        ("batched:2", 5, "batched:1"),
-    ):
-        assert str(registry.share_cores(registry.parse_worker(given), at_once)) == each
-
-
-def test_auto_chooses_once_for_a_comparison_and_stays_with_it(tmp_path, monkeypatch, sequential_runs, caplog):
-    chosen = iter([registry.WorkerChoice("batched", 1)])  # a second time would be one too many
-    monkeypatch.setattr(
-        "offbeat.experiment.run.execution.choose_fastest", lambda trainer, world, cores=None: (next(chosen), "a reason")
-    )
-    monkeypatch.setattr(registry.os, "cpu_count", lambda: 2)
-    experiments = {name: replace(SMALL, strategy=offbeat.FedBuff(k=k)) for name, k in (("one", 1), ("two", 2))}
-    comparison = compare.create_comparison(tmp_path / "c", experiments, [0], worker="auto")
-    first = comparison.runs("one")[0]
-    runs.execute_run(first, stop)
-    assert not first.complete
-    assert compare.execute_comparison(comparison)
-    found = [run.summary().worker for name in experiments for run in comparison.runs(name)]
-    assert found == ["batched:1", "batched:1"]
-    assert [message for message in caplog.messages if "using batched:1 (a reason)" in message] != []
-
-
-# ---------------------------------------------------------------- of a simulation
-
-
-def test_a_simulation_takes_a_worker_by_name_and_tells_it(made):
-    clients = [(torch.randn(8, 3, generator=torch.Generator().manual_seed(i)), torch.arange(8) % 2) for i in range(3)]
-    found = offbeat.simulate(torch.nn.Linear(3, 2), clients, until="300s", worker="several:4")
-    assert made == [4]
-    assert found.summary.worker == "several:4"
-    with pytest.raises(ConfigError, match="did you mean 'inline'"):
-        offbeat.simulate(torch.nn.Linear(3, 2), clients, worker="in-line")
-
-
-# ---------------------------------------------------------------- those there are
+    assert summarized_workers(comparison) == ["several:2, then inline", "inline"]
 
 
 @pytest.mark.parametrize(
-    ("text", "words"),
+    ("worker", "runs_at_once", "each"),
     [
-        ("proceses", "unknown worker 'proceses': did you mean 'processes'?"),
-        ("rya", "unknown worker 'rya': did you mean 'ray'?"),
-        ("Ray:10.0.0.1:6399", "unknown worker 'Ray': did you mean 'ray'?"),
-        ("processes:0", "worker 'processes:0': from 1 to 1024 processes, not 0"),
-        ("processes:x", "write processes, or processes:N with a whole number of processes"),
+        ("inline", 4, "inline"),
+        ("processes", 8, "inline"),  # one process would only add messages
+        ("processes", 3, "processes:2"),
+        ("processes:4", 1, "processes:4"),
+        ("batched", 8, "batched:1"),
+        ("batched", 1, "batched"),  # it chooses the number of cores
+        ("batched:6", 2, "batched:3"),
+        ("batched:2", 5, "batched:1"),
     ],
 )
-def test_processes_that_cannot_be_meant_are_refused(text, words):
-    with pytest.raises(ConfigError) as caught:
-        parse_worker(text)
-    assert words in str(caught.value)
+def test_runs_at_the_same_time_share_the_cores(monkeypatch, worker, runs_at_once, each):
+    monkeypatch.setattr(registry.os, "cpu_count", lambda: 8)
+    assert str(registry.share_cores(registry.parse_worker(worker), runs_at_once)) == each
 
 
-# Ray: these hold whether it is installed or not; what it computes is asked in tests/workers/test_ray.py
+def test_auto_chooses_once_for_a_comparison(comparison, monkeypatch, sequential_runs, caplog):
+    choices = iter([(registry.WorkerChoice("batched", 1), "a reason")])  # a second choice would fail
+    chooser = "offbeat.experiment.run.execution.choose_fastest"
+    monkeypatch.setattr(chooser, lambda trainer, world, cores=None: next(choices))
+    monkeypatch.setattr(registry.os, "cpu_count", lambda: 2)
+    first = comparison.runs("one")[0]
+    runs.execute_run(first, stop, worker="auto")
+    assert not first.complete
+    assert compare.execute_comparison(comparison, worker="auto")
+    assert summarized_workers(comparison) == ["batched:1", "batched:1"]
+    assert any("using batched:1 (a reason)" in message for message in caplog.messages)
+
+
+# ---------------------------------------------------------------- simulations
+
+
+CLIENTS = [(torch.randn(8, 3, generator=torch.Generator().manual_seed(i)), torch.arange(8) % 2) for i in range(3)]
+
+
+def test_a_simulation_accepts_a_worker_by_name_and_stores_it(made):
+    result = offbeat.simulate(torch.nn.Linear(3, 2), CLIENTS, until="300s", worker="several:4")
+    assert made == [4]
+    assert result.summary.worker == "several:4"
+    with messages.expect("did you mean 'inline'", error=ConfigError):
+        offbeat.simulate(torch.nn.Linear(3, 2), CLIENTS, worker="in-line")
+
+
+# ---------------------------------------------------------------- the workers of offbeat
+
+
+# These tests need no Ray; tests/workers/test_ray.py tests its results.
 
 
 @pytest.fixture
 def with_ray(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As far as a name is concerned: nothing of it is imported."""
+    """Let Ray seem to be installed; nothing of it is imported."""
     monkeypatch.setattr(registry, "find_spec", lambda name: object())
 
 
-def test_without_ray_one_line_names_the_extra(monkeypatch, tmp_path):
+@pytest.mark.parametrize("text", ["ray", "ray:10.0.0.1:6399"])
+def test_without_ray_one_line_names_the_extra(monkeypatch, tmp_path, text):
     monkeypatch.setattr(registry, "find_spec", lambda name: None)
-    for text in ("ray", "ray:10.0.0.1:6399"):
-        with pytest.raises(
-            ConfigError, match=r"^worker ray: Ray is not installed; install it: pip install 'offbeat\[ray\]'"
-        ):
-            runs.create_run(tmp_path / "run", SMALL, worker=text)
+    with messages.expect(messages.NO_RAY, error=ConfigError):
+        runs.create_run(tmp_path / "run", SMALL, worker=text)
     assert not (tmp_path / "run").exists()
 
 
-def test_a_run_begun_with_ray_goes_on_inline_where_there_is_none(with_ray, monkeypatch, tmp_path, caplog):
+def test_a_run_created_with_ray_is_executed_inline_without_ray(with_ray, monkeypatch, tmp_path, caplog):
     run = runs.create_run(tmp_path / "run", SMALL, worker="ray")
     monkeypatch.setattr(registry, "find_spec", lambda name: None)
     runs.execute_run(run)
@@ -294,28 +255,24 @@ def test_a_run_begun_with_ray_goes_on_inline_where_there_is_none(with_ray, monke
 @pytest.mark.parametrize(
     "text", ["ray:", "ray:2", "ray:host", "ray::6399", "ray:a b:1", "ray:host:0", "ray:host:99999", "ray:ray://h:1"]
 )
-def test_what_is_no_address_is_refused(with_ray, text):
-    with pytest.raises(ConfigError) as caught:
+def test_an_invalid_address_is_rejected(with_ray, text):
+    with messages.expect(messages.INVALID_ADDRESS.format(text), error=ConfigError):
         parse_worker(text)
-    assert str(caught.value) == f"worker {text!r}: write ray, or ray:HOST:PORT with the address of a cluster"
 
 
-def test_an_address_nobody_answers_at_is_refused_in_a_line(with_ray):
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))  # and does not listen
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-        with pytest.raises(ConfigError) as caught:
+def test_an_address_must_answer_and_is_part_of_the_choice(with_ray):
+    with socket.socket() as silent:
+        silent.bind(("127.0.0.1", 0))  # and does not listen
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with messages.expect(messages.NO_SERVER.format(address), error=ConfigError):
             parse_worker(f"ray:{address}")
-    assert str(caught.value) == f"worker 'ray:{address}': no server answers at {address} (Connection refused)"
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = f"127.0.0.1:{server.getsockname()[1]}"
+        chosen = parse_worker(f"ray:{address}")
+        assert parse_worker(str(chosen)) == chosen == WorkerChoice("ray", address)
 
 
-def test_an_address_is_part_of_the_name(with_ray):
-    with socket.create_server(("127.0.0.1", 0)) as somebody:
-        chosen = parse_worker(f"ray:127.0.0.1:{somebody.getsockname()[1]}")
-        assert parse_worker(str(chosen)) == chosen == WorkerChoice("ray", f"127.0.0.1:{somebody.getsockname()[1]}")
-
-
-def test_what_a_worker_finds_out_is_stored_with_who_computed(monkeypatch, tmp_path):
+def test_a_note_of_a_worker_is_stored_with_its_name(monkeypatch, tmp_path):
     class Noting(Inline):
         note: Any = None
 
@@ -330,24 +287,23 @@ def test_what_a_worker_finds_out_is_stored_with_who_computed(monkeypatch, tmp_pa
     runs.execute_run(run, lambda status: status.updates >= 4)
     runs.execute_run(run, worker="inline")
     assert run.summary().worker == "noting (a node has another torch), then inline"
-    clients = [(torch.ones(4, 3), torch.arange(4) % 2)] * 2
-    found = offbeat.simulate(torch.nn.Linear(3, 2), clients, until="100s", worker="noting")
-    assert found.summary.worker == "noting (a node has another torch)"
+    result = offbeat.simulate(torch.nn.Linear(3, 2), CLIENTS, until="100s", worker="noting")
+    assert result.summary.worker == "noting (a node has another torch)"
 
 
-def test_on_another_system_processes_are_inline_which_is_said_in_a_line(monkeypatch, caplog, tmp_path):
+def test_on_another_system_processes_are_replaced_by_inline_with_a_warning(monkeypatch, caplog, tmp_path):
     monkeypatch.setattr("sys.platform", "darwin")
     run = runs.create_run(tmp_path / "run", SMALL, worker="processes:2")
     runs.execute_run(run)
-    assert caplog.messages == ["worker processes:2: it needs Linux, and this is darwin; inline is used"]
+    assert caplog.messages == [messages.NO_PROCESSES]
     assert run.summary().worker == "inline"
 
 
-def test_auto_tries_which_is_the_quickest_says_so_and_keeps_to_it(tmp_path, caplog):
+def test_auto_chooses_the_fastest_worker_reports_it_and_keeps_it(tmp_path, caplog):
     run = stopped(tmp_path / "auto", worker="auto")
-    [line] = [record.getMessage() for record in caplog.records if "worker auto" in record.getMessage()]
+    [line] = [message for message in caplog.messages if "worker auto" in message]
     chosen = line.split("using ")[1].split(" (")[0]
-    assert chosen in line.split("(")[1]  # with what it would take
+    assert chosen in line.split("(")[1]  # with its time
     caplog.clear()
     runs.execute_run(run)
     assert "worker auto" not in caplog.text

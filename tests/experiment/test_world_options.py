@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import offbeat
+from experiment import messages
 from offbeat.api.world_options import WorldKeywords, WorldOptions
 
 
@@ -29,15 +30,7 @@ def test_signature_and_help_list_every_option_with_its_default(function: Any):
         assert any(line.startswith(f"{option.name}: ") for line in described)
 
 
-@pytest.mark.parametrize(
-    ("function", "name", "hint"),
-    [
-        (offbeat.simulate, "delay", "did you mean 'delays'?"),
-        (offbeat.simulate, "seeds", "did you mean 'seed'?"),
-        (offbeat.compare, "evaluate_evry", "did you mean 'evaluate_every'?"),
-    ],
-)
-def test_an_unknown_keyword_is_rejected_with_the_nearest_name(function: Any, name: str, hint: str):
-    with pytest.raises(TypeError) as error:
-        function(None, None, "fedavg", **{name: 1})
-    assert str(error.value) == f"{function.__name__}(): unknown keyword argument {name!r}: {hint}"
+@pytest.mark.parametrize(("name", "keyword", "hint"), messages.KEYWORDS)
+def test_an_unknown_keyword_is_rejected_with_the_nearest_name(name: str, keyword: str, hint: str):
+    with messages.expect(f"^{name}(): unknown keyword argument {keyword!r}: {hint}", error=TypeError):
+        getattr(offbeat, name)(None, None, "fedavg", **{keyword: 1})
