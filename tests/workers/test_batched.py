@@ -113,61 +113,54 @@ def compare(setup: Any, tolerance: float = 1e-9, **more: Any) -> VirtualEngine:
 
 
 @pytest.mark.parametrize("name", REGISTRY)
-def test_every_strategy_learns_the_same_from_stacks(name, caplog):
-    strategy = SETTINGS.get(name) or REGISTRY[name]()
-    compare(made(strategy))
+def test_every_strategy_is_trained_equally(name, caplog):
+    compare(made(SETTINGS.get(name) or REGISTRY[name]()))
     assert "one by one" not in caplog.text
 
 
 @pytest.mark.parametrize("name", [name for name in REGISTRY if name != "fedpac"])  # which needs a head and a body
-def test_so_it_is_with_one_layer_which_a_loop_may_train(name, caplog):
+def test_a_single_layer_is_trained_equally(name, caplog):
     one = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
     compare(made(SETTINGS.get(name) or REGISTRY[name](), one))
     assert "one by one" not in caplog.text
 
 
 @pytest.mark.parametrize("name", ["fedbuff", "fedprox", "aso_fed", "fedpsa", "fed_ogd", "gradma", "fedpac"])
-def test_so_it_is_with_batchnorm_dropout_and_series(name, caplog):
+def test_batchnorm_dropout_and_series_are_trained_equally(name, caplog):
     compare(made(SETTINGS.get(name) or REGISTRY[name](), Normal(), until=Until(updates=8)))
     assert "one by one" not in caplog.text
 
 
 @pytest.mark.parametrize(
-    "training",
+    ("tolerance", "settings"),
     [
-        Training(batch=8, momentum=0.9, weight_decay=0.01, lr_decay=0.97),
-        Training(batch=5, optimizer="adam", lr=0.01),
-        Training(batch=8, steps=3),
+        (1e-8, {"training": Training(batch=8, momentum=0.9, weight_decay=0.01, lr_decay=0.97)}),
+        (1e-8, {"training": Training(batch=5, optimizer="adam", lr=0.01)}),
+        (1e-8, {"training": Training(batch=8, steps=3)}),
+        (1e-9, {"module": Normal(), "training": Training(batch=8, bn="local")}),
+        (1e-9, {"strategy": FedPAC(), "until": Until(updates=12)}),  # its loss on features is mapped over a stack
+        (1e-9, {"strategy": Global(), "until": Until(updates=5)}),  # one client
     ],
+    ids=["momentum", "adam", "steps", "local statistics", "head and body", "pooled"],
 )
-def test_so_it_is_with_other_optimizers_and_numbers_of_steps(training):
-    compare(made(FedBuff(k=3), training=training), tolerance=1e-8)
+def test_other_settings_are_trained_equally(tolerance, settings):
+    compare(made(**{"strategy": FedBuff(k=3), **settings}), tolerance)
 
 
-def test_so_it_is_where_clients_keep_their_statistics():
-    compare(made(FedBuff(k=3), Normal(), Training(batch=8, bn="local")))
-
-
-def test_so_it_is_with_data_that_arrives_and_with_faults():
+def test_streams_and_faults_are_trained_equally():
     faults = (Crash(probability=0.2), Corrupted(probability=0.2), Scaled(factor=-0.5, share=0.3))
-    inline = compare(
-        made(
-            FedAsync(),
-            streaming=Growing(start=0.3, rate=0.01, per="second", min_examples=2),
-            faults=faults,
-            until=Until(updates=40),
-        )
-    )
+    streaming = Growing(start=0.3, rate=0.01, per="second", min_examples=2)
+    inline = compare(made(FedAsync(), streaming=streaming, faults=faults, until=Until(updates=40)))
     kinds = {kind for (kind,) in inline.trace.rows("SELECT kind FROM trace")}
     assert {"lost", "refuse"} <= kinds
 
 
-def test_so_it_is_where_a_stack_may_hold_two_jobs_or_one():
+def test_stacks_of_one_or_two_jobs_are_trained_equally():
     setup = made(FedBuff(k=3))
     trainer = setup[0].trainer
-    one = 8 * (10 * trainer.binding.layout.size + 16 * 8 * 12)
-    for memory, most in ((2 * one, 2), (0, 1)):
-        assert StackTrainer(trainer, memory=memory).max_jobs == most
+    job_bytes = 8 * (10 * trainer.binding.layout.size + 16 * 8 * 12)
+    for memory, max_jobs in ((2 * job_bytes, 2), (0, 1)):
+        assert StackTrainer(trainer, memory=memory).max_jobs == max_jobs
         compare(setup, memory=memory)
 
 
@@ -176,20 +169,19 @@ def test_float32_agrees_to_five_digits():
     module = mlp()
     pairs = [tuple(t.float() if t.is_floating_point() else t for t in pair) for pair in setup.trainer.data._pairs]
     data = ClientData.separate(pairs)
-    compare(
-        (build.assemble(module, data, Evaluator(module, *data.all_examples()), experiment), experiment), tolerance=1e-5
-    )
+    single = build.assemble(module, data, Evaluator(module, *data.all_examples()), experiment)
+    compare((single, experiment), tolerance=1e-5)
 
 
 @pytest.mark.parametrize(("first", "then"), [("inline", "batched:2"), ("batched:1", "inline"), ("batched:1",) * 2])
 @pytest.mark.parametrize("name", ["fedbuff", "aso_fed"])
-def test_a_run_goes_on_with_another_worker(name, first, then, tmp_path):
+def test_a_run_can_be_resumed_with_another_worker(name, first, then, tmp_path):
     setup = made(REGISTRY[name]())
 
     def engine(worker: str, folder: Path, **more: Any) -> VirtualEngine:
         folder.mkdir(exist_ok=True)
-        kept = {"trace": Trace(folder / "run.sqlite"), "checkpoints": Checkpoints(folder / "checkpoint")}
-        return engine_of(setup, worker, **kept, checkpoint_every=1e9, **more)
+        stored = {"trace": Trace(folder / "run.sqlite"), "checkpoints": Checkpoints(folder / "checkpoint")}
+        return engine_of(setup, worker, **stored, checkpoint_every=1e9, **more)
 
     whole = engine(then, tmp_path / "whole")
     expected = whole.run()
@@ -202,7 +194,7 @@ def test_a_run_goes_on_with_another_worker(name, first, then, tmp_path):
     found = resumed.run()
     torch.testing.assert_close(found.model, expected.model, rtol=1e-9, atol=1e-9)
     assert events(resumed) == events(whole)
-    if first == then:  # one hand has trained what it gave out, and a checkpoint has it
+    if first == then:  # with one process, the checkpoint contains all trained results
         assert torch.equal(found.model, expected.model)
 
 
@@ -210,7 +202,7 @@ def test_a_run_goes_on_with_another_worker(name, first, then, tmp_path):
 
 
 class Recorded:
-    """Says who was trained with whom; the client 9 fails."""
+    """A trainer that records its stacks; jobs of client 9 fail."""
 
     def __init__(self, most: int) -> None:
         self.max_jobs, self.blocks, self.closed = most, list[list[int]](), False
@@ -227,57 +219,49 @@ def job(ticket: int, client: int = 0) -> Job:
     return Job(ticket, client, 0, torch.zeros(1), 0, LocalWork(), 1, {}, seed=0)
 
 
-def worker_of(most: int, dues: dict[int, float]) -> tuple[Batched, Recorded]:
+def worker_of(most: int, dues: dict[int, float], count: int = 1) -> tuple[Batched, Recorded]:
+    """Create a worker with stacks of up to `most` jobs, and submit jobs with these due times."""
     recorded = Recorded(most)
-    worker = Batched(recorded)
+    worker = Batched(recorded, count)
     for ticket, due in dues.items():
         worker.submit(job(ticket), due)
     return worker, recorded
 
 
-def test_what_is_due_first_comes_along_up_to_what_a_stack_may_hold():
-    worker, recorded = worker_of(3, {0: 5.0, 1: 4.0, 2: 9.0, 3: 4.0, 4: 1.0})
-    assert [answer.ticket for answer in worker.collect((4,))] == [4, 1, 3]
-    assert [answer.ticket for answer in worker.collect((2,))] == [2, 0]
-    assert recorded.blocks == [[4, 1, 3], [2, 0]]
+@pytest.mark.parametrize(
+    ("most", "count", "collected", "blocks"),
+    [
+        (3, 1, {4: [4, 1, 3], 2: [2, 0]}, [[4, 1, 3], [2, 0]]),
+        (4, 2, {4: [4, 3, 1], 0: [0, 2]}, [[4, 3, 1], [0, 2]]),  # five jobs in two stacks of up to four: three and two
+    ],
+)
+def test_the_most_urgent_jobs_are_trained_together(most, count, collected, blocks):
+    third = 4.0 if count == 1 else 3.0
+    worker, recorded = worker_of(most, {0: 5.0, 1: 4.0, 2: 9.0, 3: third, 4: 1.0}, count)
+    for ticket, answered in collected.items():
+        assert [answer.ticket for answer in worker.collect((ticket,))] == answered
+    assert recorded.blocks == blocks
     worker.close()
     assert recorded.closed
 
 
-def test_several_hands_share_what_waits_and_what_is_most_urgent_is_trained_first():
-    """Of five jobs, hands for two stacks of up to four: three and two, and only the first is waited for."""
-    recorded = Recorded(4)
-    worker = Batched(recorded, count=2)
-    for ticket, due in {0: 5.0, 1: 4.0, 2: 9.0, 3: 3.0, 4: 1.0}.items():
-        worker.submit(job(ticket), due)
-    assert [answer.ticket for answer in worker.collect((4,))] == [4, 3, 1]
-    assert [answer.ticket for answer in worker.collect((0,))] == [0, 2]
-    assert recorded.blocks == [[4, 3, 1], [0, 2]]
-
-
-def test_jobs_wait_until_one_of_them_is_asked_for_and_then_everybody_has_a_share():
-    """Seven jobs, two hands: four and three. Three more wait, whatever else is asked for, until one of them is: two and
-    one. One of those was cancelled meanwhile: it is trained all the same if it was in a stack, and is nobody's.
+def test_jobs_wait_until_one_of_them_is_needed():
+    """Seven jobs in two processes are stacks of four and three. Three later jobs wait until one of them is needed, and
+    are stacks of two and one. The answer to a job that was cancelled in a stack is dropped.
     """
-    recorded = Recorded(8)
-    worker = Batched(recorded, count=2)
-    for ticket in range(7):
-        worker.submit(job(ticket), 1.0 + ticket)
+    worker, recorded = worker_of(8, {ticket: 1.0 + ticket for ticket in range(7)}, count=2)
     worker.collect((0,))
     for ticket, due in {9: 30.0, 10: 20.0, 11: 10.0}.items():
         worker.submit(job(ticket), due)
     worker.cancel(6)
-    assert [answer.ticket for answer in worker.collect((5,))] == [4, 5]
-    assert [answer.ticket for answer in worker.collect((9,))] == [9, 11]
-    assert [answer.ticket for answer in worker.collect((10,))] == [10]
+    for ticket, answered in {5: [4, 5], 9: [9, 11], 10: [10]}.items():
+        assert [answer.ticket for answer in worker.collect((ticket,))] == answered
     assert recorded.blocks == [[0, 1, 2, 3], [4, 5, 6], [9, 11], [10]]
-    worker.close()
-    assert recorded.closed
 
 
-def test_what_waits_is_kept_in_order_at_the_cost_of_its_logarithm():
-    """4096 = 2^12 jobs wait: to put one in takes at most 12 comparisons, to take the first out 2 * 12. Looking through
-    all that wait, as a sort does, would take 2048 for each job of a stack of two.
+def test_the_cost_of_the_order_is_logarithmic():
+    """Of 4096 = 2^12 waiting jobs, inserting one takes at most 12 comparisons, and removing the first 2 * 12. Comparing
+    all waiting jobs would take 2048 for each job of a stack of two.
     """
     compared = 0
 
@@ -289,7 +273,7 @@ def test_what_waits_is_kept_in_order_at_the_cost_of_its_logarithm():
 
     worker, _ = worker_of(2, {ticket: Time(ticket * 2741 % 4096) for ticket in range(4096)})
     due_first = [due * pow(2741, -1, 4096) % 4096 for due in range(2, 102, 2)]
-    worker.collect((0,))  # who waits is put in order now
+    worker.collect((0,))  # orders the waiting jobs
     compared = 0
     for i, ticket in enumerate(due_first):
         (first, second) = worker.collect((ticket,))
@@ -298,7 +282,7 @@ def test_what_waits_is_kept_in_order_at_the_cost_of_its_logarithm():
     assert 0 < compared <= 2 * len(due_first) * 3 * 12
 
 
-def test_all_that_wait_are_trained_at_once_where_a_stack_holds_them_and_nothing_is_compared():
+def test_nothing_is_compared_if_all_jobs_fit_into_a_stack():
     class Time(float):
         def __lt__(self, other: float) -> bool:
             raise AssertionError
@@ -311,18 +295,14 @@ def test_all_that_wait_are_trained_at_once_where_a_stack_holds_them_and_nothing_
     assert not worker._dues
 
 
-@pytest.mark.parametrize("hands", [1, 2])
-def test_in_which_order_jobs_were_submitted_makes_no_difference(hands):
-    """A run that goes on hands out what waited by when it is due, not in the order in which it was sent."""
-    dues, blocks = {0: 5.0, 1: 4.0, 2: 9.0, 3: 3.0, 4: 1.0}, []
+@pytest.mark.parametrize(("count", "blocks"), [(1, [[4, 0, 1, 2, 3]]), (2, [[4, 3, 1]])])
+def test_stacks_do_not_depend_on_the_order_of_submission(count, blocks):
+    """A resumed run submits waiting jobs by due time, not in the original order."""
+    dues = {0: 5.0, 1: 4.0, 2: 9.0, 3: 3.0, 4: 1.0}
     for order in ((0, 1, 2, 3, 4), (4, 3, 1, 0, 2)):
-        recorded = Recorded(8)
-        worker = Batched(recorded, hands)
-        for ticket in order:
-            worker.submit(job(ticket), dues[ticket])
+        worker, recorded = worker_of(8, {ticket: dues[ticket] for ticket in order}, count)
         worker.collect((4,))
-        blocks.append(recorded.blocks)
-    assert blocks[0] == blocks[1] == ([[4, 0, 1, 2, 3]] if hands == 1 else [[4, 3, 1]])
+        assert recorded.blocks == blocks
 
 
 @pytest.mark.parametrize("most", [5, 100])
@@ -349,20 +329,17 @@ def test_a_run_that_was_stopped_trains_the_same_stacks(stop, most, tmp_path, mon
     assert parts.blocks == whole.blocks
 
 
-def test_what_nobody_submitted_is_not_answered_with_silence():
-    """The engine would take it for a client that failed."""
+def test_an_unknown_ticket_is_an_error():
+    """The engine would consider an absent answer as a failure of the client."""
     worker, _ = worker_of(4, {0: 1.0})
     with pytest.raises(KeyError):
         worker.collect((7,))
     assert worker.collect(()) == []
 
 
-@pytest.mark.parametrize("hands", [1, 2])
-def test_nothing_is_kept_of_jobs_that_are_done(hands):
-    """Where a stack holds one job, each is asked for by itself, and nobody looks through what waits."""
-    worker = Batched(Recorded(1), hands)
-    for ticket in range(40):
-        worker.submit(job(ticket), float(ticket))
+@pytest.mark.parametrize("count", [1, 2])
+def test_collected_jobs_are_forgotten(count):
+    worker, _ = worker_of(1, {ticket: float(ticket) for ticket in range(40)}, count)
     for ticket in range(40):
         worker.collect((ticket,))
         assert len(worker._dues) == len(worker._jobs)
@@ -389,18 +366,15 @@ def test_nothing_is_left_of_what_was_submitted_when_it_closes():
     assert recorded.blocks == [[2]]
 
 
-def test_a_stack_that_nobody_waits_for_any_more_is_not_trained():
-    recorded = Recorded(2)
-    worker = Batched(recorded, count=2)
-    for ticket in range(4):
-        worker.submit(job(ticket), 1.0 + ticket)
+def test_a_stack_of_cancelled_jobs_is_not_trained():
+    worker, recorded = worker_of(2, {ticket: 1.0 + ticket for ticket in range(4)}, count=2)
     worker.collect((0,))
     worker.cancel(2)
     worker.cancel(3)
     assert recorded.blocks == [[0, 1]]
 
 
-def test_more_than_a_stack_may_hold_is_trained_in_several():
+def test_more_jobs_than_a_stack_may_hold_are_trained_in_several():
     worker, recorded = worker_of(2, {0: 1.0, 1: 2.0, 2: 3.0, 3: 4.0})
     assert sorted(answer.ticket for answer in worker.collect((2, 1, 0))) == [0, 1, 2]
     assert recorded.blocks == [[2, 1], [0]]
@@ -409,7 +383,7 @@ def test_more_than_a_stack_may_hold_is_trained_in_several():
 def test_a_cancelled_job_is_not_trained_and_takes_no_place():
     worker, recorded = worker_of(2, {0: 1.0, 1: 2.0, 2: 3.0})
     worker.cancel(1)
-    worker.cancel(7)  # nobody's
+    worker.cancel(7)  # an unknown ticket
     worker.collect((0,))
     assert recorded.blocks == [[0, 2]]
 
@@ -429,8 +403,7 @@ def test_a_job_that_fails_is_answered_as_inline_answers_it():
     assert [bad] == inline.collect((1,))
 
 
-def test_a_client_that_cannot_train_is_refused_and_the_others_go_on():
-    """Its data is spoilt after the run was set up."""
+def test_a_client_that_cannot_train_is_refused_and_the_others_continue():
     setup, experiment = made(FedBuff(k=2))
     trainer = setup.trainer
 
@@ -444,12 +417,3 @@ def test_a_client_that_cannot_train_is_refused_and_the_others_go_on():
     inline = compare((replace(setup, trainer=broken), experiment))
     refused = set(inline.trace.rows("SELECT client, detail FROM trace WHERE kind = 'refuse'"))
     assert refused == {(2, "failed: OSError: the disk is gone")}
-
-
-def test_a_head_of_its_own_is_found_in_a_chain():
-    """FedPAC has a loss on features: such a stack is mapped, not trained in closed form."""
-    compare(made(FedPAC(), until=Until(updates=12)))
-
-
-def test_all_data_in_one_place_is_one_client():
-    compare(made(Global(), until=Until(updates=5)))

@@ -16,6 +16,7 @@ from offbeat.workers.inline import Inline
 from offbeat.workers.job_queue import JOBS_PER_MEMBER, JobQueue, MemberLost
 from offbeat.workers.process_pool import ANSWER, NO_MEMORY, UNSENDABLE
 from offbeat.workers.shared_memory_codec import Unsendable
+from workers import messages
 
 
 @dataclass(eq=False)
@@ -84,7 +85,7 @@ def test_answers_equal_inline_despite_deaths_and_jobs_that_cannot_be_sent(caplog
     assert identical(collect_all(worker, jobs), collect_all(Inline(add_one), jobs))
     assert sorted(worker.trained) == [0, 1, *range(3, 12)]
     [message] = caplog.messages
-    assert message.startswith("worker scripted: a job cannot be sent to a member (it is too strange)")
+    assert message.startswith(messages.UNSENDABLE_TO_MEMBER)
 
 
 def test_the_most_urgent_job_goes_first_and_waiting_results_are_limited():
@@ -103,7 +104,7 @@ def test_a_job_that_ends_three_members_ends_the_run_and_waiting_jobs_are_not_bla
     worker = ScriptedQueue(members=1, deaths={0: 9})
     worker.submit(job(0), 0.0)
     worker.submit(job(1), 1.0)
-    with pytest.raises(RunError, match="job 0 of client 0 ended 3 processes, the last one fell over: the script"):
+    with pytest.raises(RunError, match=messages.DEATH_OF_MEMBER):
         worker.collect((0,))
     assert worker._deaths == {0: 3, 1: 0}
 

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import signal
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Event, Thread
@@ -32,6 +30,7 @@ from offbeat.workers import job_queue, process_pool, processes, shared_memory_co
 from offbeat.workers.inline import Inline
 from offbeat.workers.processes import Processes
 from waiting import wait_until
+from workers import messages
 
 HERE = os.getpid()
 
@@ -78,6 +77,15 @@ def collect_all(worker: Any, jobs: list[Job]) -> list[Any]:
     return [worker.collect((sent.ticket,))[0] for sent in jobs]
 
 
+def check_equals_inline(worker: Any, jobs: list[Job], train: Any = add_one) -> None:
+    """Check that a worker gives the answers of `inline`."""
+    assert identical(collect_all(worker, jobs), collect_all(Inline(train), jobs))
+
+
+def refuse_fork() -> int:
+    raise OSError(11, "Resource temporarily unavailable")
+
+
 # ---------------------------------------------------------------- the same bits
 
 
@@ -115,12 +123,11 @@ def test_without_enough_shared_memory_tensors_go_through_the_pipe(monkeypatch, m
 
 
 def test_without_any_shared_memory_tensors_go_through_the_pipe(monkeypatch, working):
-    def refused(*_: Any) -> Any:
+    def refuse(*_: Any) -> Any:
         raise OSError(12, "Cannot allocate memory")
 
-    monkeypatch.setattr(shared_memory_codec.mmap, "mmap", refused)
-    big = [job(i, size=200_000) for i in range(12)]
-    assert identical(collect_all(working(), big), collect_all(Inline(add_one), big))
+    monkeypatch.setattr(shared_memory_codec.mmap, "mmap", refuse)
+    check_equals_inline(working(), [job(i, size=200_000) for i in range(12)])
 
 
 def test_all_fields_of_jobs_and_answers_are_sent():
@@ -173,7 +180,7 @@ def test_a_process_has_one_thread_and_tensors_with_the_alignment_of_torch(workin
 
 
 def test_jobs_that_cannot_be_sent_are_trained_here_with_one_warning(working, caplog):
-    def made() -> LocalRule:
+    def make_rule() -> LocalRule:
         @dataclass(frozen=True)
         class Local(LocalRule):
             pass
@@ -181,13 +188,12 @@ def test_jobs_that_cannot_be_sent_are_trained_here_with_one_warning(working, cap
         return Local()
 
     worker = working(lambda sent: Result(sent.ticket, sent.base, 10, 1 + (os.getpid() == HERE)))
-    first = collect_all(worker, [job(0, work=LocalWork(rule=made()))])  # processes start and inherit its class
-    later = collect_all(worker, [job(i, work=LocalWork(rule=made())) for i in (1, 2)])
-    sparse = collect_all(worker, [job(3, work=LocalWork(extras={"x": torch.ones(2, 2).t()[:1]}))])
-    assert [result.steps for result in (*first, *later, *sparse)] == [1, 2, 2, 2]
+    first = collect_all(worker, [job(0, work=LocalWork(rule=make_rule()))])  # processes start and inherit its class
+    later = collect_all(worker, [job(i, work=LocalWork(rule=make_rule())) for i in (1, 2)])
+    transposed = collect_all(worker, [job(3, work=LocalWork(extras={"x": torch.ones(2, 2).t()[:1]}))])
+    assert [result.steps for result in (*first, *later, *transposed)] == [1, 2, 2, 2]
     [message] = caplog.messages
-    assert "a job cannot be sent" in message
-    assert "trained in this process" in message
+    assert all(words in message for words in messages.UNSENDABLE)
 
 
 def test_a_job_whose_answer_cannot_be_sent_is_trained_again_here(working):
@@ -208,10 +214,8 @@ def test_a_job_that_raises_fails_as_inline(working):
             raise ValueError(f"no\x1b {sent.client}")
         return add_one(sent)
 
-    jobs = [job(i) for i in range(5)]
-    results = collect_all(working(train), jobs)
-    assert isinstance(results[1], Failure)
-    assert identical(results, collect_all(Inline(train), jobs))
+    assert isinstance(collect_all(Inline(train), [job(1)])[0], Failure)
+    check_equals_inline(working(train), [job(i) for i in range(5)], train)
 
 
 def test_lack_of_memory_is_raised(working):
@@ -245,18 +249,14 @@ CAUSES = {"killed": lambda: os.kill(os.getpid(), signal.SIGKILL), "ended": lambd
 
 @pytest.mark.parametrize("cause", CAUSES)
 def test_a_process_that_dies_is_replaced_and_its_job_repeated(working, tmp_path, caplog, cause):
-    jobs = [job(i) for i in range(9)]
-    worker = working(dying(2, tmp_path, CAUSES[cause]))
-    assert identical(collect_all(worker, jobs), collect_all(Inline(add_one), jobs))
-    words = {"killed": "was killed by SIGKILL", "ended": "ended with status 3", "left": "ended with status 70"}
-    assert [words[cause] in message for message in caplog.messages] == [True, True]
+    check_equals_inline(working(dying(2, tmp_path, CAUSES[cause])), [job(i) for i in range(9)])
+    assert [messages.DEATH[cause] in message for message in caplog.messages] == [True, True]
 
 
 def test_a_job_that_ends_every_process_ends_the_run(working, tmp_path):
-    jobs = [job(i) for i in range(6)]
     worker = working(dying(99, tmp_path, CAUSES["killed"]))
-    with pytest.raises(RunError, match=r"job 0 of client 2 ended 3 processes, the last one was killed by SIGKILL"):
-        collect_all(worker, jobs)
+    with pytest.raises(RunError, match=messages.DEATH_OF_PROCESS):
+        collect_all(worker, [job(i) for i in range(6)])
     assert len(list(tmp_path.iterdir())) == 3
 
 
@@ -288,51 +288,38 @@ def test_killing_processes_changes_no_results(working):
 
 
 def test_without_any_process_it_trains_here_with_a_warning(working, monkeypatch, caplog):
-    def refused() -> int:
-        raise OSError(11, "Resource temporarily unavailable")
-
-    monkeypatch.setattr(os, "fork", refused)
-    jobs = [job(i) for i in range(3)]
-    assert identical(collect_all(working(), jobs), collect_all(Inline(add_one), jobs))
-    assert caplog.messages[0] == ("worker processes: no process could be started (Resource temporarily unavailable)")
+    monkeypatch.setattr(os, "fork", refuse_fork)
+    check_equals_inline(working(), [job(i) for i in range(3)])
+    assert caplog.messages[0] == messages.NO_PROCESS
 
 
 def test_no_more_processes_are_started_than_there_are_jobs_for(working, caplog, monkeypatch):
     worker = working(count=64)
     collect_all(worker, [job(i) for i in range(3)])
     assert 1 <= len(pids(worker)) <= 3
-    real, calls = os.fork, []
-
-    def twice() -> int:
-        calls.append(1)
-        if len(calls) > 2:
-            raise OSError(11, "Resource temporarily unavailable")
-        return real()
+    forks = iter([os.fork, os.fork])
+    monkeypatch.setattr(os, "fork", lambda: next(forks, refuse_fork)())
 
     def slow(sent: Job) -> Result:
         time.sleep(0.05)
         return add_one(sent)
 
-    monkeypatch.setattr(os, "fork", twice)
-    worker, jobs = working(slow, count=64), [job(i) for i in range(8)]
-    assert identical(collect_all(worker, jobs), collect_all(Inline(add_one), jobs))
+    worker = working(slow, count=64)
+    check_equals_inline(worker, [job(i) for i in range(8)])
     assert len(pids(worker)) == 2
-    assert caplog.messages == ["worker processes: only 2 could be started (Resource temporarily unavailable)"]
+    assert caplog.messages == [messages.FEWER_PROCESSES]
 
 
 def test_without_autograd_in_forks_it_trains_here_with_a_warning(working, monkeypatch, caplog):
-    def refused(*_: Any) -> Any:
+    def refuse(*_: Any) -> Any:
         raise RuntimeError("Unable to handle autograd's threading in combination with fork-based multiprocessing.")
 
-    monkeypatch.setattr(torch.autograd, "grad", refused)
-    jobs = [job(i) for i in range(6)]
+    monkeypatch.setattr(torch.autograd, "grad", refuse)
     worker = working(lambda sent: Result(sent.ticket, sent.base, 10, 1 + (os.getpid() == HERE)))
-    assert [results.steps for results in collect_all(worker, jobs)] == [2] * 6
+    assert [result.steps for result in collect_all(worker, [job(i) for i in range(6)])] == [2] * 6
     assert pids(worker) == []
     [message] = caplog.messages
-    assert "fork-based" in message
-    assert "CUDA_VISIBLE_DEVICES=''" in message
-    assert message.endswith("inline is used")
+    assert all(words in message for words in messages.UNFIT_FORKS)
 
 
 # ---------------------------------------------------------------- when, and how many
@@ -364,19 +351,15 @@ def test_waiting_results_are_limited(working, monkeypatch):
         worker.submit(job(i), float(i))
     for i in range(60):
         worker.collect((i,))
-        assert (
-            len(worker._answers) + sum(map(len, (m.jobs for m in worker._members)))
-            <= 2 * job_queue.JOBS_PER_MEMBER * 2 + 1
-        )
+        sent = sum(len(member.jobs) for member in worker._members)
+        assert len(worker._answers) + sent <= 2 * job_queue.JOBS_PER_MEMBER * 2 + 1
 
 
 def test_tickets_are_collected_in_any_order_and_together(working):
     worker = working()
-    jobs = [job(i) for i in range(40)]
-    for sent in jobs:
-        worker.submit(sent, float(sent.ticket))
-    results = worker.collect((39, 3, 17))
-    assert [result.ticket for result in results] == [39, 3, 17]
+    for i in range(40):
+        worker.submit(job(i), float(i))
+    assert [result.ticket for result in worker.collect((39, 3, 17))] == [39, 3, 17]
     with pytest.raises(KeyError):
         worker.collect((39,))
 
@@ -403,8 +386,7 @@ def test_cancelled_jobs_are_not_trained_or_their_answers_are_dropped(working, tm
 def test_a_large_job_waits_for_an_idle_process(working, monkeypatch):
     """If both sides sent large messages at the same time, both would wait forever."""
     monkeypatch.setattr(processes, "MODELS_IN_SHARED_MEMORY", (0,))
-    jobs = [job(i, size=300_000) for i in range(12)]
-    assert identical(collect_all(working(), jobs), collect_all(Inline(add_one), jobs))
+    check_equals_inline(working(), [job(i, size=300_000) for i in range(12)])
 
 
 # ---------------------------------------------------------------- nothing is left
@@ -452,13 +434,12 @@ def test_processes_end_at_once_during_a_job(working):
 
 def test_processes_ignore_ctrl_c_and_termination(working):
     worker = working()
-    jobs = [job(i) for i in range(4)]
-    collect_all(worker, jobs[:1])
+    collect_all(worker, [job(0)])
     before = pids(worker)
     for pid in before:
         os.kill(pid, signal.SIGINT)
         os.kill(pid, signal.SIGTERM)
-    assert identical(collect_all(worker, jobs[1:]), collect_all(Inline(add_one), jobs[1:]))
+    check_equals_inline(worker, [job(i) for i in range(1, 4)])
     assert pids(worker)[: len(before)] == before
 
 
@@ -470,30 +451,28 @@ def test_it_works_in_a_thread(working):
     assert identical(results, collect_all(Inline(add_one), [job(i) for i in range(5)]))
 
 
-def test_a_worker_that_was_closed_can_be_used_again(working, caplog):
-    caplog.set_level(logging.INFO)
+def test_a_worker_that_was_closed_can_be_used_again(working):
     worker = working()
     for _ in range(2):
-        assert identical(collect_all(worker, [job(0)]), [add_one(job(0))])
+        check_equals_inline(worker, [job(0)])
         worker.close()
         assert pids(worker) == []
 
 
-def test_a_helping_parent_trains_the_job_it_waits_for(working):
+def test_a_helping_parent_trains_the_job_it_waits_for():
     """The parent trains the first job, and one process the second."""
-    where: list[int] = []
+    trained_here: list[int] = []
 
     def train(sent: Job) -> Result:
-        where.append(sent.ticket)
+        trained_here.append(sent.ticket)
         return add_one(sent)
 
     worker = Processes(train, 1, helps=True)
     jobs = [job(ticket) for ticket in range(3)]
     results = collect_all(worker, jobs)
-    assert where[0] == 0
-    assert 1 not in where
-    for result, expected in zip(results, map(add_one, jobs), strict=True):
-        assert torch.equal(result.local, expected.local)
+    assert trained_here[0] == 0
+    assert 1 not in trained_here
+    assert all(torch.equal(result.local, add_one(sent).local) for result, sent in zip(results, jobs, strict=True))
     left = pids(worker)
     worker.close()
     wait_until(lambda: not any(map(alive, left)))
@@ -503,31 +482,25 @@ def test_a_ctrl_c_during_a_fork_leaves_no_process(monkeypatch, working):
     forked: list[int] = []
     fork = os.fork
 
-    def pressed() -> int:
+    def fork_and_interrupt() -> int:
         pid = fork()
         if pid:
             forked.append(pid)
             os.kill(os.getpid(), signal.SIGINT)
         return pid
 
-    monkeypatch.setattr(process_pool.os, "fork", pressed)
+    monkeypatch.setattr(process_pool.os, "fork", fork_and_interrupt)
     worker = working()
     worker.submit(job(0), 1.0)
-    with thread_that_receives_signals(), pytest.raises(KeyboardInterrupt):
-        worker.collect((0,))
-    assert pids(worker) == forked
-    worker.close()
-    assert not alive(forked[0])
-
-
-@contextmanager
-def thread_that_receives_signals() -> Iterator[None]:
-    """Run a thread that does not block signals, so a signal to the process is not blocked by the main thread."""
     over = Event()
-    thread = Thread(target=over.wait)
+    thread = Thread(target=over.wait)  # it does not block signals, so it receives those that the main thread blocks
     thread.start()
     try:
-        yield
+        with pytest.raises(KeyboardInterrupt):
+            worker.collect((0,))
     finally:
         over.set()
         thread.join()
+    assert pids(worker) == forked
+    worker.close()
+    assert not alive(forked[0])
