@@ -55,15 +55,8 @@ def set_huge_size(data: bytearray) -> None:
 
 
 def idx_bomb(root: Path) -> None:
-    for name in (
-        "train-images-idx3-ubyte",
-        "train-labels-idx1-ubyte",
-        "t10k-images-idx3-ubyte",
-        "t10k-labels-idx1-ubyte",
-    ):
-        write_gzip_bomb(
-            root / "mnist" / name, 60
-        )  # files without .gz have no published checksum; the first bytes show the format
+    for part in ("train-images-idx3", "train-labels-idx1", "t10k-images-idx3", "t10k-labels-idx1"):
+        write_gzip_bomb(root / "mnist" / f"{part}-ubyte", 60)  # without .gz, files have no published checksum
 
 
 def table_bomb(root: Path) -> None:
@@ -179,11 +172,7 @@ FOLDERS: dict[str, tuple[str, Callable[[Path], None], str]] = {
     "a tar's member with a NUL": ("20news", tar_with_a_nul, "is not a complete archive"),
     "a zip's member without a name": ("beijing-air", zip_without_a_name, "which is not a file name"),
     "an image of 100 million pixels": ("isic2019", image_bomb, "a.jpg has more than 89,478,485 pixels: refused"),
-    "an npz of unknown compression": (
-        NPZ,
-        npz_with(set_unknown_compression),
-        "compressed in a way that numpy does not write",
-    ),
+    "an npz of unknown compression": (NPZ, npz_with(set_unknown_compression), "in a way that numpy does not write"),
     "an npz with a password": (NPZ, npz_with(set_encrypted), "is encrypted, or compressed"),
     "an npz that says it is larger": (NPZ, npz_with(set_huge_size), "unpacks to more than 4,000,000,000 bytes"),
 }

@@ -1,10 +1,10 @@
-"""A page as a reader goes through it: files saved, commands and Python run, in its order and in one empty folder.
+"""Executes the code blocks of a page in order, in one empty folder.
 
-- A block whose first line is a comment with a file's name is saved as that file; Python with no name is run.
-- In a console block every `$ offbeat …` and `$ python …` is run and must succeed (`console fails`: the last one must
-  not); what stands below a command must be among the lines it prints, up to numbers and blanks. `…` is anything.
-- A text block after Python is what that prints, likewise.
-- A fence marked `no-run` is only shown.
+- A block whose first line is a comment with a file name is saved as that file; other Python is executed.
+- Each `$ offbeat …` and `$ python …` of a console block must succeed (`console fails`: the last one must fail) and
+  print the lines below it, up to numbers and blanks; `…` stands for any line.
+- A text block shows what the Python before it prints.
+- A fence marked `no-run` is not executed.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ NAMED = re.compile(r"# (\S+\.(?:py|yaml))\n")
 
 
 class Reader:
+    """A reader who executes a page and compares what it prints."""
+
     def __init__(self, page: Path, monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
         self.page, self.monkeypatch, self.capture = page, monkeypatch, capture
         self.names: dict[str, object] = {"__name__": "__main__"}
@@ -59,20 +61,15 @@ class Reader:
     def _run(self, command: str) -> int:
         program, *arguments = shlex.split(command, comments=True)
         if program == "offbeat":
-            told = answer(self.monkeypatch, self.capture, *arguments)
-            self.printed = told.out + told.err
-            return told.status
+            done = answer(self.monkeypatch, self.capture, *arguments)
+            self.printed = done.out + done.err
+            return done.status
         assert program in ("python", "pytest"), f"{command}: only offbeat, python and pytest are run"
-        start = [
-            sys.executable,
-            *(["-m", "pytest", "-p", "no:cacheprovider"] if program == "pytest" else []),
-            *arguments,
-        ]
-        done = subprocess.run(
-            start, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS, env={**os.environ, "COLUMNS": "100"}
-        )
-        self.printed = done.stdout + done.stderr
-        return done.returncode
+        module = ["-m", "pytest", "-p", "no:cacheprovider"] if program == "pytest" else []
+        start, environment = [sys.executable, *module, *arguments], {**os.environ, "COLUMNS": "100"}
+        run = subprocess.run(start, capture_output=True, text=True, timeout=MAX_WAIT_SECONDS, env=environment)
+        self.printed = run.stdout + run.stderr
+        return run.returncode
 
     def _expect(self, shown: list[str], where: str) -> None:
         printed = {shape(line) for line in self.printed.splitlines()}
@@ -81,7 +78,7 @@ class Reader:
 
 
 def _steps(body: str) -> Iterator[tuple[str, list[str]]]:
-    """Commands, each with what is shown below it."""
+    """Yield each command with the lines below it."""
     command, shown = "", list[str]()
     for line in body.replace("\\\n", " ").splitlines():
         if line.startswith("$ "):
@@ -95,5 +92,5 @@ def _steps(body: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def shape(line: str) -> str:
-    """A line with its numbers and blanks made alike: trained weights differ between machines."""
+    """Replace numbers and blanks, because trained weights differ between machines."""
     return re.sub(r"\d+(\.\d+)?(e-?\d+)?", "0", re.sub(r"\s+", " ", line)).strip()

@@ -1,4 +1,4 @@
-"""examples/: each README is gone through in a copy of its folder. That of flower needs a federation: see tests/live."""
+"""Tests that the README of each example runs in a copy of its folder; tests/live tests the example of Flower."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["own-data", "own-strategy", "python-study"])
-def test_an_example_runs_as_it_stands(name, monkeypatch, capsys, sequential_runs):
+def test_an_example_runs(name, monkeypatch, capsys, sequential_runs):
     os.chdir(shutil.copytree(EXAMPLES / name, "copy", ignore=shutil.ignore_patterns("__pycache__", "runs")))
     reader = Reader(Path("README.md"), monkeypatch, capsys)
     reader.read()

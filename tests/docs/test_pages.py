@@ -1,4 +1,4 @@
-"""The pages that explain, and how-tos: what they show runs, and prints what they say."""
+"""Tests that the code of explanations and how-to pages runs and prints what the pages show."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ PAGES = ["explanation/virtual-time.md", "explanation/staleness.md", "explanation
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_what_a_page_shows_runs_and_prints_what_it_says(page, monkeypatch, capsys):
+def test_the_code_of_a_page_runs_and_prints_what_it_shows(page, monkeypatch, capsys):
     Reader(DOCS / page, monkeypatch, capsys).read()

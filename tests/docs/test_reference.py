@@ -1,4 +1,4 @@
-"""The pages of docs/reference, which `make docs` generates from the code, are complete."""
+"""Tests that the pages of docs/reference, which `make docs` generates from the code, are complete."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_public_name_has_a_place(pages):
     assert all(f"`{name}`" in pages["python"] for name in strategies)
 
 
-def test_every_field_of_an_experiment_says_what_it_means(pages):
+def test_every_field_of_an_experiment_has_a_meaning(pages):
     rows = [
         re.split(r" *(?<!\\)\| *", line)[1:5] for line in pages["experiment"].splitlines() if line.startswith("| `")
     ]
@@ -49,22 +49,22 @@ def test_every_field_of_an_experiment_says_what_it_means(pages):
     assert [name for name, _, meaning, allowed in rows if not meaning or not allowed] == []
 
 
-def test_nothing_of_python_itself_shows(pages):
+def test_no_python_objects_are_printed(pages):
     for text in pages.values():
         assert "<class " not in text
         assert " object at 0x" not in text
 
 
-def test_every_column_of_the_schema_is_told():
-    told = {}
+def test_every_column_of_the_schema_is_documented():
+    columns = {}
     with sqlite3.connect(":memory:") as db:
         db.executescript(SCHEMA)
         for (table,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'"):
-            told[table] = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
-    assert {table: list(columns) for table, columns in COLUMNS.items()} == told
+            columns[table] = [row[1] for row in db.execute(f"PRAGMA table_info({table})")]
+    assert {table: list(documented) for table, documented in COLUMNS.items()} == columns
 
 
-def test_every_kind_of_row_is_told():
+def test_every_kind_of_row_is_documented():
     """Kinds are given to `trace.add`, or to `Coordinator.unneeded`, as plain text."""
     used = set()
     for path in (SOURCE / "engine").rglob("*.py"):
@@ -74,7 +74,7 @@ def test_every_kind_of_row_is_told():
     assert {kind for kind in used if isinstance(kind, str)} <= ROW_KINDS.keys()
 
 
-def test_every_file_of_a_run_and_every_fact_is_told(tmp_path):
+def test_every_file_of_a_run_and_every_fact_is_documented(tmp_path):
     changes = ["clients=4", "model=linear", "until=60s"]
     run = runs.create_run(tmp_path / "run", experiment_files.with_changes(load("quickstart").experiment, changes))
     runs.execute_run(run)

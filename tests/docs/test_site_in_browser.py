@@ -35,7 +35,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize("page", PAGES)
 @pytest.mark.parametrize("width", [1200, 800])
-def test_a_page_opens_without_a_word_from_its_scripts(site, page, width):
+def test_a_page_opens_without_messages_on_the_console(site, page, width):
     document, console = opened(site / page, width)
     assert console == []
     assert PAGES[page] in document
@@ -43,7 +43,7 @@ def test_a_page_opens_without_a_word_from_its_scripts(site, page, width):
         assert f'<span class="caption-text">{part}</span>' in document
 
 
-def test_the_front_door_leads_to_the_front_page(site):
+def test_the_index_redirects_to_the_documentation(site):
     assert 'content="0; url=docs/index.html"' in (site / "index.html").read_text()
 
 
@@ -60,8 +60,8 @@ def test_search_finds_a_verb(site):
 ASK = "window.addEventListener('load', () => setTimeout(() => Search.performSearch('sweep'), 500));"
 
 
-def test_nothing_is_fetched_from_elsewhere(site):
-    """Links may lead out; scripts, styles, fonts and pictures may not."""
+def test_nothing_is_loaded_from_other_servers(site):
+    """Links may refer to other servers; scripts, styles, fonts and pictures may not."""
     for path in site.rglob("*.html"):
         text = path.read_text(encoding="utf-8")
         assert not re.search(r'<(script|img|link|iframe)[^>]*(src|href)="(https?:)?//', text), path

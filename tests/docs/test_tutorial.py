@@ -1,4 +1,4 @@
-"""docs/tutorial.md, from its first line to its last."""
+"""Tests that all code of docs/tutorial.md runs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "tutorial.md"
 
 
 @pytest.mark.slow
-def test_a_reader_gets_through_it(monkeypatch, capsys, sequential_runs):
+def test_the_tutorial_runs_to_its_end(monkeypatch, capsys, sequential_runs):
     reader = Reader(PAGE, monkeypatch, capsys)
     reader.read()
     assert len(reader.commands) == 17

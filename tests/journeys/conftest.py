@@ -10,7 +10,7 @@ from command_line import Answer, answer
 
 
 class Person:
-    """Somebody at a terminal, in an empty folder; what she had to do is counted."""
+    """A user at a terminal, in an empty folder; commands and written lines are counted."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, capture: pytest.CaptureFixture[str]) -> None:
         self._monkeypatch, self._capture = monkeypatch, capture
@@ -18,20 +18,21 @@ class Person:
         self.lines = 0  # of code and of experiment files, without blanks and comments
 
     def types(self, *arguments: str) -> Answer:
-        """`offbeat ARGUMENTS`, which must succeed."""
+        """Run `offbeat ARGUMENTS`, which must succeed."""
         self.commands += 1
-        told = answer(self._monkeypatch, self._capture, *arguments)
-        assert told.status == 0, told.err
-        return told
+        done = answer(self._monkeypatch, self._capture, *arguments)
+        assert done.status == 0, done.err
+        return done
 
     def is_refused(self, *arguments: str, status: int = 2) -> str:
-        """The one line she gets."""
-        told = answer(self._monkeypatch, self._capture, *arguments)
-        assert told.status == status, told
-        assert told.err.count("\n") == 1
-        return told.err
+        """Run a command that fails with one line, and return the line."""
+        done = answer(self._monkeypatch, self._capture, *arguments)
+        assert done.status == status, done
+        assert done.err.count("\n") == 1
+        return done.err
 
     def writes(self, name: str, text: str) -> None:
+        """Write a file."""
         Path(name).write_text(text, encoding="utf-8")
         self.lines += sum(bool(line.split("#")[0].strip()) for line in text.splitlines())
 

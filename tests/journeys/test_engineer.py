@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from journeys import messages
+
 pytestmark = pytest.mark.docs
 
 HOSPITALS = ("aarau", "basel", "bern", "chur", "genf", "lugano", "luzern", "zug")
@@ -33,12 +35,12 @@ methods: [fedavg, fedasync, fedbuff(k=3)]
 
 
 def patients(folder: Path) -> None:
-    """Other patients at each, the same disease."""
+    """Write a file for each hospital: different patients, and the same disease."""
     folder.mkdir()
-    drawn = np.random.default_rng(0)
-    rule = drawn.normal(size=6)
+    rng = np.random.default_rng(0)
+    rule = rng.normal(size=6)
     for number, name in enumerate(HOSPITALS):
-        x = drawn.normal(size=(50 + 10 * number, 6)) + drawn.normal(size=6)
+        x = rng.normal(size=(50 + 10 * number, 6)) + rng.normal(size=6)
         np.savez(folder / f"{name}.npz", x=x.astype("float32"), y=(x @ rule > 0).astype("int64"))
 
 
@@ -47,23 +49,23 @@ def test_from_eight_files_to_a_method_and_a_model(person):
     patients(Path("patients"))
     person.writes("study.yaml", STUDY)
 
-    # 1. one run: every hospital by its name
+    # 1. One run, with every hospital by its name.
     person.types("run", "study.yaml", "--set", "strategy=fedbuff(k=3)", "--out", "runs/one")
 
-    # 2. which method? (`offbeat which` does this by itself, and says when it is noise)
-    told = person.types("compare", "study.yaml", "--seeds", "2", "--out", "runs/which").out
-    rows = {row[0]: row for row in (line.split() for line in told.splitlines()) if row and row[0].startswith("fed")}
+    # 2. Which method? (`offbeat which` answers this, too, and tells noise from differences.)
+    output = person.types("compare", "study.yaml", "--seeds", "2", "--out", "runs/which").out
+    rows = {row[0]: row for row in (line.split() for line in output.splitlines()) if row and row[0].startswith("fed")}
     assert list(rows) == ["fedavg", "fedasync", "fedbuff(k=3)"]
     idle = {name: int(next(cell for cell in row if cell.endswith("%"))[:-1]) for name, row in rows.items()}
-    assert idle["fedavg"] > idle["fedasync"]  # who waits for Zug waits
+    assert idle["fedavg"] > idle["fedasync"]  # FedAvg waits for Zug
 
-    # 3. and 4. is anybody left behind?
-    told = person.types("show", "runs/one").out
-    assert all(re.search(rf"^acc of {name} +[01]\.\d{{4}}$", told, re.MULTILINE) for name in HOSPITALS)
+    # 3. and 4. Is the model good for every hospital?
+    output = person.types("show", "runs/one").out
+    assert all(re.search(rf"^acc of {name} +[01]\.\d{{4}}$", output, re.MULTILINE) for name in HOSPITALS)
     person.types("show", "runs/one", "--figure", "one.html")
     assert all(f'"{name}"' in Path("one.html").read_text() for name in HOSPITALS)
 
-    # 5. the model goes home; it says what it is, and neither where files lie nor who took part
+    # 5. Export the model; its header contains the architecture, but no paths and no names of hospitals.
     person.types("export", "runs/one", "--out", "model.safetensors")
     header = Path("model.safetensors").read_bytes()[:5000].decode(errors="replace")
     assert "Linear(in_features=6" in header
@@ -72,33 +74,34 @@ def test_from_eight_files_to_a_method_and_a_model(person):
     assert person.commands == 5
     assert person.lines == 11
 
-    # the trace says the same: Zug was slow, and hospitals came and went
+    # The trace agrees: Zug was slow, and hospitals were away at times.
     with sqlite3.connect("runs/one/run.sqlite") as db:
         (names,) = db.execute("SELECT value FROM facts WHERE key = 'names'").fetchone()
-        heard = dict(db.execute("SELECT client, count(*) FROM trace WHERE kind = 'arrive' GROUP BY client"))
+        arrivals = dict(db.execute("SELECT client, count(*) FROM trace WHERE kind = 'arrive' GROUP BY client"))
         (back,) = db.execute("SELECT count(*) FROM trace WHERE kind = 'back'").fetchone()
-    named = {name: heard.get(int(client), 0) for client, name in json.loads(names).items()}
+    named = {name: arrivals.get(int(client), 0) for client, name in json.loads(names).items()}
     assert tuple(named) == HOSPITALS
     assert named["zug"] < min(named[name] for name in ("aarau", "bern"))
     assert back > 0
 
 
-def test_delays_are_said_by_name_and_a_slip_is_one_line(person):
+def test_delays_are_given_by_name_and_a_mistake_is_one_line(person):
     patients(Path("patients"))
-    person.writes("study.yaml", STUDY.replace("zug: 240", "zg: 240"))
-    assert "delays.means: unknown site 'zg': did you mean 'zug'?" in person.is_refused("run", "study.yaml")
-    person.writes("study.yaml", STUDY.replace(", zug: 240", ""))
-    assert "delays.means: zug is missing" in person.is_refused("run", "study.yaml")
-    person.writes("study.yaml", STUDY + "clients: 8\n")
-    assert "leave out clients" in person.is_refused("run", "study.yaml")
+    for text, words in (
+        (STUDY.replace("zug: 240", "zg: 240"), messages.UNKNOWN_SITE),
+        (STUDY.replace(", zug: 240", ""), messages.MISSING_SITE),
+        (STUDY + "clients: 8\n", messages.NUMBER_OF_CLIENTS),
+    ):
+        person.writes("study.yaml", text)
+        assert words in person.is_refused("run", "study.yaml")
     person.writes("study.yaml", STUDY)
-    told = person.types("compare", "study.yaml", "--dry-run").out
-    assert "means: [20.0, 30.0, 20.0, 60.0, 40.0, 90.0, 30.0, 240.0]" in told
+    plan = person.types("compare", "study.yaml", "--dry-run").out
+    assert "means: [20.0, 30.0, 20.0, 60.0, 40.0, 90.0, 30.0, 240.0]" in plan
 
 
-def test_a_program_that_reads_it_has_the_names(person):
+def test_json_output_contains_the_names(person):
     patients(Path("patients"))
     person.writes("study.yaml", STUDY.replace("900s", "200s"))
     person.types("run", "study.yaml", "--set", "strategy=fedasync", "--out", "runs/one")
-    told = person.types("show", "runs/one", "--json").out
-    assert all(f'"{name}"' in told for name in HOSPITALS)
+    shown = person.types("show", "runs/one", "--json").out
+    assert all(f'"{name}"' in shown for name in HOSPITALS)

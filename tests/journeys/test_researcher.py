@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 from safetensors import safe_open
 
+from journeys import messages
+
 pytestmark = pytest.mark.docs
 
 CODE = """
@@ -47,34 +49,24 @@ def test_from_her_own_model_to_a_table_in_latex(person):
     person.writes("study.py", CODE)
     person.writes("study.yaml", STUDY)
 
-    # 1. does it run at all?
-    told = person.types("run", "study.yaml", "--out", "runs/first").out
-    assert re.search(r"1\d\d training and 4\d test examples, inputs 6, 2 classes", told)  # every fifth of a class
-    assert re.search(r"^acc +0\.\d{4}$", told, re.MULTILINE)
+    # 1. Does it run?
+    output = person.types("run", "study.yaml", "--out", "runs/first").out
+    assert re.search(r"1\d\d training and 4\d test examples, inputs 6, 2 classes", output)  # every fifth of a class
+    assert re.search(r"^acc +0\.\d{4}$", output, re.MULTILINE)
 
-    # 2. the comparison, with another setting of her own model
+    # 2. Compare methods, with another setting of her model.
     methods = "fedavg,fedasync,fedbuff(k=2)"
-    told = person.types(
-        "compare",
-        "study.yaml",
-        "--strategies",
-        methods,
-        "--seeds",
-        "2",
-        "--set",
-        "model.hidden=12",
-        "--out",
-        "runs/cmp",
-    ).out
-    assert re.findall(r"^(fed\S+) ", told, re.MULTILINE) == ["fedavg", "fedasync", "fedbuff(k=2)"]
+    options = ["--strategies", methods, "--seeds", "2", "--set", "model.hidden=12", "--out", "runs/cmp"]
+    output = person.types("compare", "study.yaml", *options).out
+    assert re.findall(r"^(fed\S+) ", output, re.MULTILINE) == ["fedavg", "fedasync", "fedbuff(k=2)"]
 
-    # 3. and 4. what goes into the paper
+    # 3. and 4. Write the table and the figure for the paper.
     person.types("show", "runs/cmp", "--out", "table.tex")
     assert "\\begin{tabular}" in Path("table.tex").read_text()
     person.types("show", "runs/cmp", "--figure", "curves.pdf", "--kind", "curves")
     assert Path("curves.pdf").read_bytes().startswith(b"%PDF")
 
-    # 5. the model, for the reviewers
+    # 5. Export the model for the reviewers.
     person.types("export", "runs/first", "--out", "net.safetensors")
     with safe_open("net.safetensors", "pt") as file:
         assert "Linear(in_features=6, out_features=8" in file.metadata()["architecture"]
@@ -85,10 +77,9 @@ def test_from_her_own_model_to_a_table_in_latex(person):
     assert not re.search("offbeat", CODE)
 
 
-def test_where_she_slips_she_is_told_in_a_line(person):
+def test_a_mistake_is_one_line(person):
     person.writes("study.py", CODE)
     person.writes("study.yaml", STUDY)
-    assert "did you mean 'Net'" in person.is_refused("run", "study.yaml", "--set", "model=study.py:Nets")
-    assert "hiden" in (said := person.is_refused("run", "study.yaml", "--set", "model.hiden=3"))
-    assert "hidden" in said
+    assert messages.UNKNOWN_MODEL in person.is_refused("run", "study.yaml", "--set", "model=study.py:Nets")
+    assert messages.UNKNOWN_SETTING in person.is_refused("run", "study.yaml", "--set", "model.hiden=3")
     assert "study.yml" in person.is_refused("run", "study.yml")
