@@ -12,9 +12,10 @@ import sys
 import sysconfig
 import warnings
 from collections import OrderedDict
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from io import BytesIO
+from math import prod
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,16 +42,37 @@ Token = tuple[torch.dtype, tuple[int, ...], bytes | int]  # dtype, shape, and th
 
 def pack(value: object, exact: bool) -> tuple[bytes, list[Tensor]]:
     """Return the body and the large tensors, each once; `exact` is explained in `shared_memory_codec.pack`."""
-    file = BytesIO()
-    packer = _Packer(file, exact)
-    with _pickled_by_value():
-        dump_or_refuse(packer, value)
-    return file.getvalue(), packer.large
+    large: list[Tensor] = []
+
+    def make_token(tensor: Tensor) -> Token:
+        """Return a token with the bytes of a small tensor, or with the number of a large one."""
+        check_tensor(tensor, exact)
+        kind = tensor.dtype, tuple(tensor.shape)
+        if tensor.nbytes < LARGE:
+            return *kind, tensor_bytes(tensor).tobytes() if tensor.numel() else b""
+        large.append(tensor)
+        return *kind, len(large) - 1
+
+    return _pickle(value, make_token), large
 
 
 def unpack(body: bytes, blocks: Sequence[TensorBytes]) -> Any:
     """Decode a value; all tensors are copied, because blocks in the object store are read-only."""
-    return _Unpacker(BytesIO(body), blocks).load()
+    large: dict[int, Tensor] = {}
+
+    def load_tensor(dtype: torch.dtype, shape: tuple[int, ...], content: bytes | int) -> Tensor:
+        """Create a tensor from a copy of its bytes; a large tensor is created once."""
+        if isinstance(content, int) and content in large:
+            return large[content]
+        tensor = torch.empty(shape, dtype=dtype)
+        if tensor.numel():
+            block = blocks[content] if isinstance(content, int) else np.frombuffer(content, np.uint8)
+            tensor.view(-1).view(torch.uint8).numpy()[:] = block
+        if isinstance(content, int):
+            large[content] = tensor
+        return tensor
+
+    return _Unpickler(body, load_tensor).load()
 
 
 def tensor_bytes(tensor: Tensor) -> TensorBytes:
@@ -60,126 +82,94 @@ def tensor_bytes(tensor: Tensor) -> TensorBytes:
     return block
 
 
-class _Packer(cloudpickle.CloudPickler):  # type: ignore[misc]
-    """A pickler that stores small tensors as bytes and collects large ones; a tensor that occurs twice is sent once."""
-
-    def __init__(self, file: BytesIO, exact: bool) -> None:
-        super().__init__(file, protocol=5)
-        self.large: list[Tensor] = []
-        self._exact = exact
-        self._tokens: dict[int, Token] = {}  # by id of the tensor
-
-    def persistent_id(self, value: object) -> Token | None:
-        """Return the token that stands for a tensor; None for other values, which are pickled."""
-        if isinstance(value, Tensor) and id(value) not in self._tokens:
-            self._tokens[id(value)] = self._place(value)
-        return self._tokens[id(value)] if isinstance(value, Tensor) else None
-
-    def _place(self, tensor: Tensor) -> Token:
-        """Return a token with the bytes of a small tensor, or with the number of a large one."""
-        check_tensor(tensor, self._exact)
-        kind = tensor.dtype, tuple(tensor.shape)
-        if tensor.nbytes < LARGE:
-            return *kind, tensor_bytes(tensor).tobytes() if tensor.numel() else b""
-        self.large.append(tensor)
-        return *kind, len(self.large) - 1
-
-
-class _Unpacker(pickle.Unpickler):
-    """An unpickler that replaces tokens by copies of the tensors."""
-
-    def __init__(self, file: BytesIO, blocks: Sequence[TensorBytes]) -> None:
-        super().__init__(file)
-        self._blocks = blocks
-        self._large: dict[Token, Tensor] = {}
-
-    def persistent_load(self, token: Token) -> Tensor:
-        """Return the tensor that a token stands for."""
-        dtype, shape, content = token
-        if not isinstance(content, int):
-            return _new_tensor(dtype, shape, np.frombuffer(content, np.uint8))
-        if token not in self._large:
-            self._large[token] = _new_tensor(dtype, shape, self._blocks[content])
-        return self._large[token]
-
-
-def _new_tensor(dtype: torch.dtype, shape: tuple[int, ...], block: TensorBytes) -> Tensor:
-    """Create a tensor from a copy of its bytes."""
-    tensor = torch.empty(shape, dtype=dtype)
-    if tensor.numel():
-        tensor.view(-1).view(torch.uint8).numpy()[:] = block
-    return tensor
-
-
 # ------------------------------------------------------------ the trainer, once per node
 
 
 def pack_trainer(train: object, constant_tensors: Collection[Tensor]) -> tuple[bytes, TensorBytes]:
     """Return the pickled trainer, and one block with the constant tensors, which all processes of a node share."""
-    file = BytesIO()
-    packer = _TrainerPacker(file, constant_tensors)
-    with _pickled_by_value():
-        dump_or_refuse(packer, train)
-    block: TensorBytes = np.empty(packer.end, np.uint8)
-    for tensor, start in packer.placed:
+    constant = {id(tensor) for tensor in constant_tensors if tensor.numel()}
+    placed: list[tuple[Tensor, int]] = []  # tensors with their positions in the block
+    size = 0  # of the block
+
+    def make_token(tensor: Tensor) -> Token | None:
+        """Assign a position to a constant tensor; other tensors are pickled."""
+        nonlocal size
+        if id(tensor) not in constant:
+            return None
+        placed.append((tensor, size))
+        size += tensor.nbytes + -tensor.nbytes % ALIGNMENT
+        return tensor.dtype, tuple(tensor.shape), placed[-1][1]
+
+    body = _pickle(train, make_token)
+    block: TensorBytes = np.empty(size, np.uint8)
+    for tensor, start in placed:
         block[start : start + tensor.nbytes] = tensor_bytes(tensor)
-    return file.getvalue(), block
+    return body, block
 
 
 def unpack_trainer(body: bytes, block: TensorBytes) -> Any:
     """Rebuild the trainer; its constant tensors are views of the block."""
-    return _TrainerUnpacker(BytesIO(body), block).load()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the read-only memory
+        memory = torch.from_numpy(block)
+
+    def load_tensor(dtype: torch.dtype, shape: tuple[int, ...], start: int) -> Tensor:
+        """Return the view at a position of the block."""
+        return memory[start : start + prod(shape) * dtype.itemsize].view(dtype).view(shape)
+
+    return _Unpickler(body, load_tensor).load()
 
 
-class _TrainerPacker(cloudpickle.CloudPickler):  # type: ignore[misc]
-    """A pickler that assigns positions in one block to the constant tensors."""
+# ------------------------------------------------------------ pickling
 
-    def __init__(self, file: BytesIO, constant_tensors: Collection[Tensor]) -> None:
+
+def _pickle(value: object, make_token: Callable[[Tensor], Token | None]) -> bytes:
+    """Pickle a value, with tokens in place of tensors; raise Unsendable if that fails."""
+    file = BytesIO()
+    with _pickled_by_value():
+        dump_or_refuse(_Pickler(file, make_token), value)
+    return file.getvalue()
+
+
+class _Pickler(cloudpickle.CloudPickler):  # type: ignore[misc]
+    """A pickler that replaces tensors by tokens, except those without one; a tensor that occurs twice has one."""
+
+    def __init__(self, file: BytesIO, make_token: Callable[[Tensor], Token | None]) -> None:
         super().__init__(file, protocol=5)
-        self.placed: list[tuple[Tensor, int]] = []  # tensors with their positions
-        self.end = 0  # size of the block
-        self._constant = {id(tensor): tensor for tensor in constant_tensors if tensor.numel()}
-        self._starts: dict[int, int] = {}
+        self._make_token = make_token
+        self._tokens: dict[int, Token] = {}  # by id of the tensor
 
     def persistent_id(self, value: object) -> Token | None:
-        """Return the token that stands for a constant tensor; None for other values, which are pickled."""
-        if not isinstance(value, Tensor) or id(value) not in self._constant:
+        """Return the token of a tensor; None for values that are pickled."""
+        if not isinstance(value, Tensor):
             return None
-        if id(value) not in self._starts:
-            self._starts[id(value)] = self.end
-            self.placed.append((value, self.end))
-            self.end += value.nbytes + -value.nbytes % ALIGNMENT
-        return value.dtype, tuple(value.shape), self._starts[id(value)]
+        token = self._tokens.get(id(value)) or self._make_token(value)
+        if token is not None:
+            self._tokens[id(value)] = token
+        return token
 
     def reducer_override(self, value: object) -> object:
         """Copy parameters that are views of one vector; otherwise each would be pickled with the whole vector."""
-        if type(value) is nn.Parameter and not value.__dict__ and _is_view(value):
+        if (
+            type(value) is nn.Parameter
+            and not value.__dict__
+            and value.layout == torch.strided
+            and value.untyped_storage().nbytes() > value.nbytes
+        ):
             return rebuild_parameter, (value.detach().clone(), value.requires_grad, OrderedDict())
         return super().reducer_override(value)
 
 
-class _TrainerUnpacker(pickle.Unpickler):
-    """An unpickler that replaces tokens by views of the block."""
+class _Unpickler(pickle.Unpickler):
+    """An unpickler that replaces tokens by tensors."""
 
-    def __init__(self, file: BytesIO, block: TensorBytes) -> None:
-        super().__init__(file)
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about the read-only memory
-            self._bytes = torch.from_numpy(block)
+    def __init__(self, body: bytes, load_tensor: Callable[..., Tensor]) -> None:
+        super().__init__(BytesIO(body))
+        self._load_tensor = load_tensor
 
-    def persistent_load(self, token: tuple[torch.dtype, tuple[int, ...], int]) -> Tensor:
+    def persistent_load(self, token: Token) -> Tensor:
         """Return the tensor that a token stands for."""
-        dtype, shape, start = token
-        size = torch.Size(shape).numel() * dtype.itemsize
-        return self._bytes[start : start + size].view(dtype).view(shape)
-
-
-def _is_view(tensor: Tensor) -> bool:
-    """Tell whether a tensor is a part of a larger memory."""
-    return tensor.layout == torch.strided and tensor.untyped_storage().nbytes() > tensor.nbytes
-
-
-# ------------------------------------------------------------ by value
+        return self._load_tensor(*token)
 
 
 _user_modules: list[ModuleType] = []  # modules of the user's own files

@@ -19,25 +19,13 @@ COMPARISON = "compare.json"  # marks the folder of a comparison
 SCRIPTED = "simulation.json"  # in place of experiment.yaml if a script defined the run
 # written before experiment.yaml or simulation.json when a run is created
 CREATION_ENTRIES = (
-    "environment.json",
-    "command.txt",
-    user_code.COPIES,
-    "world.json",
-    "start.safetensors",
-    "data.safetensors",
-)
+    "environment.json", "command.txt", user_code.COPIES, "world.json", "start.safetensors", "data.safetensors",
+)  # fmt: skip
 LIVE_ENTRIES = ("sites.json", "record", "run-id")  # of a live run
 RUN_ENTRIES = (
-    "experiment.yaml",
-    SCRIPTED,
-    COMPARISON,
-    "run.sqlite",
-    "model.safetensors",
-    "checkpoint",
-    checksums.CHECKSUM_FILE,
-    *LIVE_ENTRIES,
-    *CREATION_ENTRIES,
-)
+    "experiment.yaml", SCRIPTED, COMPARISON, "run.sqlite", "model.safetensors", "checkpoint", checksums.CHECKSUM_FILE,
+    *LIVE_ENTRIES, *CREATION_ENTRIES,
+)  # fmt: skip
 CREATION_MARK = b"this folder is being made\n"  # content of the lock while the folder is created
 LOCK_ATTEMPTS = 5  # retries to take a lock
 _open_locks: set[int] = set()  # file descriptors of locks of this process

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from functools import cache
 from pathlib import Path
@@ -31,8 +31,15 @@ from offbeat.experiment.spec.config import Experiment
 Hint: TypeAlias = object  # a type annotation at run time
 
 HIDDEN_SETTINGS: dict[type, tuple[str, ...]] = {LocalWork: ("rule", "extras")}  # code, which a file cannot hold
+
+
 TEXT_SETTINGS = (Until, Target)  # dataclasses that are written as text
+
+
 MAX_INTEGER = 2**128
+TYPE_TITLES: Mapping[Hint, str] = {
+    int: "a whole number", float: "a number", str: "text", bool: "true or false", type(None): "null",
+}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -80,12 +87,8 @@ def _build(cls: type, values: Mapping[str, object], path: str, context: FileCont
         if key not in known:
             raise ConfigError(f"{path or 'experiment'}: {unknown_name('setting', str(key), known)}")
         settings[key] = _build_setting(hints[key], key, value, f"{path}.{key}" if path else key, context)
-    missing = [
-        name
-        for name, f in known.items()
-        if name not in settings and f.default is MISSING and f.default_factory is MISSING
-    ]
-    if missing:
+    required = (name for name, f in known.items() if f.default is MISSING and f.default_factory is MISSING)
+    if missing := [name for name in required if name not in settings]:
         raise ConfigError(f"{path}: {', '.join(missing)} must be given")
     try:
         return make_choice(cls, **settings)
@@ -108,10 +111,11 @@ def _build_setting(hint: Hint, key: str, value: object, path: str, context: File
     if value is None and type(None) in members:
         return None
     for member in members:
-        if member is Until:
-            return _parse_text(parse_until, value, path)
-        if member is Target:
-            return _parse_text(_parse_target, value, path)
+        if member in TEXT_SETTINGS:
+            try:
+                return _parse_text(member, str(value))
+            except OffbeatError as error:
+                raise _with_path(error, path) from None
         if isinstance(member, type) and is_dataclass(member):
             if not isinstance(value, Mapping):
                 names = ", ".join(_visible_fields(member))
@@ -126,30 +130,22 @@ def _build_choice(setting: str, value: object, path: str, context: FileContext) 
         value = {"name": value}
     title = CHOICE_TITLES.get(setting, setting)
     if not isinstance(value, Mapping) or not isinstance(name := value.get("name"), str):
-        raise ConfigError(
-            f"{path}: {_format_value(value)} names no {title}; {describe_choices(title, CHOICES[setting])}"
-        )
+        known = describe_choices(title, CHOICES[setting])
+        raise ConfigError(f"{path}: {_format_value(value)} names no {title}; {known}")
     settings = {key: item for key, item in value.items() if key != "name"}
     if not context.runs_code and (unloaded := unloaded_choice(setting, name, settings, context.folder)) is not None:
         return unloaded
     return _build(find_choice(setting, name, context.folder), settings, path, context)
 
 
-def _parse_text(parse: Callable[[str], object], value: object, path: str) -> object:
-    """Parse a setting that is written as text; errors name the setting."""
-    try:
-        return parse(str(value))
-    except OffbeatError as error:
-        raise _with_path(error, path) from None
-
-
-def _parse_target(text: str) -> Target:
-    """Parse a target such as 'acc=0.9'."""
-    if "=" in text and "," not in text:
-        target = parse_until(text, Until(updates=1)).target
-        if target is not None:
-            return target
-    raise ConfigError(f"target {text!r} is invalid: write 'acc=0.9'")
+def _parse_text(cls: Hint, text: str) -> Until | Target:
+    """Parse a setting that is written as text: the end of a run, or a target such as 'acc=0.9'."""
+    if cls is Until:
+        return parse_until(text)
+    target = parse_until(text, Until(updates=1)).target if "=" in text and "," not in text else None
+    if target is None:
+        raise ConfigError(f"target {text!r} is invalid: write 'acc=0.9'")
+    return target
 
 
 def _check_value(hint: Hint, value: object, path: str) -> object:
@@ -160,10 +156,10 @@ def _check_value(hint: Hint, value: object, path: str) -> object:
     if isinstance(value, bool) and (word := "on" if value else "off") in literals:
         return word  # YAML reads on and off as booleans
     try:
-        if _has_bool(value) and bool not in _union_members(hint):  # pydantic would accept true as 1
-            raise TypeError
+        if bool not in _union_members(hint) and any(isinstance(leaf, bool) for leaf in _leaves(value)):
+            raise TypeError  # pydantic would accept true as 1
         checked = _to_tuples(TypeAdapter(cast(Any, hint)).validate_python(value))
-        if _too_large(checked):
+        if any(isinstance(leaf, int) and abs(leaf) >= MAX_INTEGER for leaf in _leaves(checked)):
             raise TypeError
         return checked
     except (TypeError, OverflowError, ValidationError):
@@ -177,16 +173,13 @@ def _to_tuples(value: object) -> object:
     return tuple(map(_to_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _too_large(value: object) -> bool:
-    """Tell whether a value contains an integer that is too large to print or compute with."""
-    if isinstance(value, tuple):
-        return any(map(_too_large, value))
-    return isinstance(value, int) and abs(value) >= MAX_INTEGER
-
-
-def _has_bool(value: object) -> bool:
-    """Tell whether a value is a boolean or a list that contains one."""
-    return isinstance(value, bool) or (isinstance(value, list) and any(map(_has_bool, value)))
+def _leaves(value: object) -> Iterator[object]:
+    """Yield the values in nested lists and tuples, or the value itself."""
+    if isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
 
 
 def _union_members(hint: Hint) -> tuple[Hint, ...]:
@@ -221,14 +214,7 @@ def describe_type(hint: Hint) -> str:
         return " or ".join(repr(value) for value in get_args(hint))
     if get_origin(hint) is tuple:
         return f"a list, each entry {describe_type(get_args(hint)[0])}"
-    titles: dict[Hint, str] = {
-        int: "a whole number",
-        float: "a number",
-        str: "text",
-        bool: "true or false",
-        type(None): "null",
-    }
-    return titles.get(hint, str(hint))
+    return TYPE_TITLES.get(hint, str(hint))
 
 
 @cache

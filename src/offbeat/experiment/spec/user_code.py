@@ -58,15 +58,14 @@ def parse_reference(
     path, _, name = text.rpartition(":") if ".py:" in text else (text, "", "")
     absolute = resolve_path(path, folder)
     if not name.isidentifier():
-        hint = f"write {path}:Name" if is_valid is None else _suggest_names(load_file(absolute, folder), path, is_valid)
-        raise ConfigError(f"{text} names a file but no object in it: {hint}")
+        names = ["Name"]
+        if is_valid is not None:
+            module = load_file(absolute, folder)
+            names = [name for name in defined_names(module) if is_valid(getattr(module, name))]
+        hint = " or ".join(f"{path}:{name}" for name in names)
+        advice = f"write {hint}" if names else "it contains no suitable object"
+        raise ConfigError(f"{text} names a file but no object in it: {advice}")
     return CodeReference(absolute, name)
-
-
-def _suggest_names(module: ModuleType, path: str, is_valid: Callable[[object], bool]) -> str:
-    """Suggest the objects of a file for which `is_valid` is true."""
-    known = [name for name in defined_names(module) if is_valid(getattr(module, name))]
-    return f"write {' or '.join(f'{path}:{name}' for name in known)}" if known else "it contains no suitable object"
 
 
 def resolve_path(path: str, folder: Path | None = None) -> Path:
@@ -88,9 +87,8 @@ def load_object(reference: CodeReference, run_folder: Path | None = None) -> obj
     """Return the object with that name; `run_folder` may contain a copy of the file."""
     module = load_file(reference.path, run_folder)
     if reference.name not in vars(module):
-        raise ConfigError(
-            f"{relative_path(reference.path)}: {unknown_name('name', reference.name, defined_names(module))}"
-        )
+        hint = unknown_name("name", reference.name, defined_names(module))
+        raise ConfigError(f"{relative_path(reference.path)}: {hint}")
     value: object = getattr(module, reference.name)
     return value
 
@@ -118,7 +116,8 @@ def load_file(path: Path, run_folder: Path | None = None) -> ModuleType:
     """Execute a file as a module; it is executed again only after it or a neighbour was edited."""
     existing = _existing_path(path, run_folder)
     source = _read_source(existing)
-    digest = _combined_digest([source, *map(_read_source, files_with_imports(existing)[1:])])
+    sources = [source, *map(_read_source, files_with_imports(existing)[1:])]
+    digest = hashlib.sha256(b"".join(hashlib.sha256(one).digest() for one in sources)).hexdigest()
     if path in _modules and _modules[path].digest == digest:
         _modules[path] = replace(_modules[path], path=existing)
         return _modules[path].module
@@ -148,7 +147,10 @@ def load_file(path: Path, run_folder: Path | None = None) -> ModuleType:
 
 def describe_error(error: BaseException, path: Path) -> str:
     """Describe an error of a file's code with the number of the line."""
-    line = _line_of_error(error, str(path))
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
+    line = lines[-1] if lines else None
+    if isinstance(error, SyntaxError) and error.filename == str(path):
+        line = error.lineno
     message = error.msg if isinstance(error, SyntaxError) else error
     where = f"{relative_path(path)} line {line}" if line else relative_path(path)
     return f"{where}: {type(error).__name__}: {' '.join(str(message).split())}"
@@ -222,11 +224,6 @@ def _read_source(path: Path) -> bytes:
         raise ConfigError(f"cannot read {relative_path(path)}: {error.strerror or error}") from None
 
 
-def _combined_digest(sources: Iterable[bytes]) -> str:
-    """Hash several sources."""
-    return hashlib.sha256("".join(hashlib.sha256(source).hexdigest() for source in sources).encode()).hexdigest()
-
-
 @lru_cache(maxsize=256)
 def _imported_modules(source: bytes, package: tuple[str, ...]) -> list[str]:
     """List the modules that a source in that package imports; `from a import b` may import a.b."""
@@ -294,11 +291,3 @@ def _is_user_file(path: Path) -> bool:
     """Tell whether a file is neither part of Python nor installed; neighbours never hide such modules."""
     installed = any(part in ("site-packages", "dist-packages") for part in path.parts)
     return not installed and not path.resolve().is_relative_to(Path(os.__file__).resolve().parent)
-
-
-def _line_of_error(error: BaseException, path: str) -> int | None:
-    """Return the last line of a file in the traceback of an error, or that of a syntax error."""
-    if isinstance(error, SyntaxError) and error.filename == path:
-        return error.lineno
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == path]
-    return lines[-1] if lines else None
