@@ -25,7 +25,7 @@ def test_a_method_of_her_own_is_compared_with_built_in_methods_in_two_commands(p
     person.types("new", "strategy", "sharp")
     text = Path("sharp.py").read_text()
     changed = text.replace("rate: Share = 0.5", "rate: Share = 0.8").replace("Polynomial(a=0.5)", "Polynomial(a=1.0)")
-    changed = changed.replace("Adds every update as it comes, discounted by its age.", "Forgets what is old, quickly.")
+    changed = changed.replace("Add every update when it arrives, with a weight that falls with its age.", "Fast.")
     assert sum(a != b for a, b in zip(text.splitlines(), changed.splitlines(), strict=True)) == 3
     Path("sharp.py").write_text(changed)
     person.commands = 0

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 from offbeat.core.errors import ConfigError, escape_unprintable
@@ -55,21 +55,20 @@ def format_duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
-@contextmanager
-def watch_run(progress: bool | Callable[[Status], object], until: object) -> Iterator[Callable[[Status], None] | None]:
-    """Yield a callback for the engine; it prints a line or calls the user's function, whose result is ignored."""
-    function = _progress_function(progress, "a Status")
-    if function is not None:
-        yield lambda status: (function(status), None)[1]
-        return
+Watch = Callable[[T], None]
 
-    def print_status(status: Status) -> None:
-        """Print time, updates and the first metrics."""
+
+def watch_run(
+    progress: bool | Callable[[Status], object], until: object
+) -> AbstractContextManager[Watch[Status] | None]:
+    """Return a context with a callback for the engine; it prints a line or calls the user's function."""
+
+    def describe(status: Status) -> tuple[float, str]:
+        """Return the finished share, and time, updates and the first metrics as text."""
         metrics = "".join(f", {name} {value:.3f}" for name, value in list(status.metrics.items())[:2])
-        line.update(status.share, f"{status.now:.0f} s of {until}, {status.updates} updates{metrics}")
+        return status.share, f"{status.now:.0f} s of {until}, {status.updates} updates{metrics}"
 
-    with _line(bool(progress)) as line:
-        yield print_status if progress else None
+    return _watch(progress, "a Status", describe)
 
 
 @contextmanager
@@ -77,36 +76,30 @@ def watch_comparison(
     progress: bool | Callable[[Shares], object], runs: list[tuple[str, int]]
 ) -> Iterator[Callable[[list[float], Work], None] | None]:
     """Yield a callback for the comparison; it prints a line or calls the user's function."""
-    function = _progress_function(progress, "the finished share of each run")
-    if function is not None:
-        yield lambda shares, work: (function(dict(zip(runs, shares, strict=True))), None)[1]
-        return
 
-    def print_shares(shares: list[float], work: Work) -> None:
-        """Print how many runs are finished and which are active."""
-        active = [f"{name} {seed}" for (name, seed), share in zip(runs, shares, strict=True) if 0 < share < 1]
-        text = f"{sum(share >= 1 for share in shares)} of {len(runs)} runs"
-        line.update(sum(shares) / len(runs), f"{text}, now {', '.join(active)}" if active else text)
+    def describe(shares: Shares) -> tuple[float, str]:
+        """Return the finished share, and how many runs are finished and which are active as text."""
+        active = [f"{name} {seed}" for (name, seed), share in shares.items() if 0 < share < 1]
+        text = f"{sum(share >= 1 for share in shares.values())} of {len(runs)} runs"
+        return sum(shares.values()) / len(runs), f"{text}, now {', '.join(active)}" if active else text
 
-    with _line(bool(progress)) as line:
-        yield print_shares if progress else None
+    with _watch(progress, "the finished share of each run", describe) as watch:
+        yield None if watch is None else lambda shares, work: watch(dict(zip(runs, shares, strict=True)))
 
 
 @contextmanager
-def _line(used: bool) -> Iterator[ProgressLine]:
-    """Yield a progress line, and erase it at the end if it was used."""
-    line = ProgressLine()
-    try:
-        yield line
-    finally:
-        if used:
-            line.close()
-
-
-def _progress_function(progress: bool | Callable[[T], object], argument: str) -> Callable[[T], object] | None:
-    """Return the user's function; None for True and False."""
+def _watch(
+    progress: bool | Callable[[T], object], argument: str, describe: Callable[[T], tuple[float, str]]
+) -> Iterator[Watch[T] | None]:
+    """Yield a function that prints progress, or calls the user's function and ignores its result; None for False."""
     if isinstance(progress, bool):
-        return None
-    if isinstance(progress, type) or not callable(progress):
+        line = ProgressLine()
+        try:
+            yield (lambda value: line.update(*describe(value))) if progress else None
+        finally:
+            if progress:
+                line.close()
+    elif isinstance(progress, type) or not callable(progress):
         raise ConfigError(f"progress = {progress!r}: pass True, or a function that takes {argument}")
-    return progress
+    else:
+        yield lambda value: (progress(value), None)[1]

@@ -6,7 +6,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, TypedDict, TypeVar, cast
+from typing import TypedDict, TypeVar, cast
 
 from torch import nn
 
@@ -20,7 +20,7 @@ from offbeat.scenario import Always, Availability, Fault, Instant, Network, Stat
 from offbeat.scenario.delays import Delays
 from offbeat.training import Loss, Task, Training
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 Clients = Sequence[Examples] | Mapping[str, Examples] | Mapping[int, Examples]
 ClientDelays = Delays | float | Sequence[float] | Mapping[str, float]

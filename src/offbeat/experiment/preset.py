@@ -12,6 +12,8 @@ from offbeat.experiment.spec.config import Experiment
 from offbeat.scenario.data import DataSource
 from offbeat.scenario.models import Model
 
+Strategies = Mapping[str, Any]  # by label; the type of a strategy is that of its class
+
 
 @dataclass(frozen=True)
 class Preset:
@@ -20,7 +22,7 @@ class Preset:
     summary: str
     experiment: Experiment
     # name -> strategy, in the order of tables; names of variants begin with the name of the method
-    methods: Mapping[str, Any] = field(default_factory=dict)
+    methods: Strategies = field(default_factory=dict)
     compared: tuple[str, ...] = ()  # default methods of `offbeat compare`; empty: all
     seeds: int = 3
     reference: str = "fedavg"  # the method that relative times refer to
@@ -38,7 +40,7 @@ class Preset:
         except ConfigError as error:
             raise ConfigError(f"{word}: {error}" if "(" in word else str(error)) from None
 
-    def varied(self, summary: str, methods: Mapping[str, Any] | None = None, **changes: Any) -> Preset:
+    def varied(self, summary: str, methods: Strategies | None = None, **changes: Any) -> Preset:
         """Return a variant for another figure or table, with other methods and fields of the experiment."""
         methods = self.methods if methods is None else methods
         return replace(self, summary=summary, methods=methods, experiment=replace(self.experiment, **changes))

@@ -84,7 +84,7 @@ class JobQueue(ABC, Generic[Member]):
         self._unsent: dict[int, float] = {}  # ticket -> due
         self._order: list[tuple[float, int]] = []  # heap of (due, ticket); may contain jobs that are no longer unsent
         self._local: set[int] = set()  # jobs that cannot be sent, which this process trains
-        self._answers: dict[int, Any] = {}  # not yet collected
+        self._answers: dict[int, object] = {}  # not yet collected
         self._deaths: dict[int, int] = {}  # ticket -> members that died while they trained it; 0: while it waited there
         self._members: list[Member] = []
         self._started = False

@@ -75,7 +75,7 @@ def _freeze(value: object) -> object:
     return tuple(map(_freeze, value)) if isinstance(value, list) else value
 
 
-def _placeholder_of(values: JsonObject, pooled: bool = False) -> Any:
+def _placeholder_of(values: JsonObject, pooled: bool = False) -> object:
     """Create a placeholder from stored settings, which include the name of the class."""
     settings = dict(values)
     return make_placeholder(str(settings.pop("name")), settings, pooled)
