@@ -198,7 +198,7 @@ def test_runs_at_the_same_time_share_the_cores(monkeypatch, worker, runs_at_once
 
 def test_auto_chooses_once_for_a_comparison(comparison, monkeypatch, sequential_runs, caplog):
     choices = iter([(registry.WorkerChoice("batched", 1), "a reason")])  # a second choice would fail
-    chooser = "offbeat.experiment.run.execution.choose_fastest"
+    chooser = "offbeat.workers.registry.choose_fastest"
     monkeypatch.setattr(chooser, lambda trainer, world, cores=None: next(choices))
     monkeypatch.setattr(registry.os, "cpu_count", lambda: 2)
     first = comparison.runs("one")[0]

@@ -134,7 +134,7 @@ def check_positive(value: float | None, name: str) -> float | None:
 
 
 def check_text(value: str, name: str, example: str) -> str:
-    """Return a string."""
+    """Return a text; errors show an example."""
     if isinstance(value, str):
         return value
     raise ConfigError(f"{name} = {format_value(value)}: write {example!r}")
@@ -161,7 +161,7 @@ def check_delays(delays: Delays | float | Sequence[float] | Mapping[str, float],
             raise ConfigError(f"{len(delays)} delays for {count} clients: give one number, or one for each client")
         if not _numbered_from_zero(datasets):
             raise ConfigError("a list of delays needs a list of clients: for numbered clients give one number or a law")
-        return PerClient(means=tuple(_seconds(value, f"delays[{i}]") for i, value in enumerate(delays)))
+        return PerClient(means=tuple(_check_seconds(value, f"delays[{i}]") for i, value in enumerate(delays)))
     if isinstance(delays, type) or not _has_methods(delays, "delays"):
         hint = "give seconds, a list of them, or a law such as Uniform(low=10, high=100)"
         raise ConfigError(f"delays = {format_value(delays)}: {hint}")
@@ -179,7 +179,7 @@ def _delays_by_name(delays: Mapping[str, float], datasets: ClientDatasets) -> tu
     missing = next((name for name in names if name not in delays), None)
     if missing is not None:
         raise ConfigError(f"delays: client {missing!r} has none: give one for each client")
-    return tuple(_seconds(delays[name], f"delays[{name!r}]") for name in names)  # type: ignore[index]
+    return tuple(_check_seconds(delays[name], f"delays[{name!r}]") for name in names)  # type: ignore[index]
 
 
 def _numbered_from_zero(datasets: ClientDatasets) -> bool:
@@ -187,7 +187,7 @@ def _numbered_from_zero(datasets: ClientDatasets) -> bool:
     return list(datasets.train) == list(range(len(datasets.train)))
 
 
-def _seconds(value: object, name: str) -> float:
+def _check_seconds(value: object, name: str) -> float:
     """Return a number of seconds; errors name the argument."""
     number = value.item() if isinstance(value, Tensor) else value
     if not _is_number(number):

@@ -21,17 +21,9 @@ from offbeat.core.protocol import Strategy
 from offbeat.core.vector import flatten
 from offbeat.engine import WALL_SECONDS, WORKER_FACT, Outcome, Status, Trace, TraceDigest
 from offbeat.engine.virtual import INTERRUPTED
-from offbeat.experiment import build_engine
+from offbeat.experiment import build_engine, scripted
 from offbeat.experiment.run import MemoryLimit, memory_facts, parse_memory_limit
-from offbeat.experiment.scripted import (
-    Examples,
-    ScriptedRun,
-    experiment_of,
-    read_client_datasets,
-    read_record,
-    stored_datasets,
-    with_initial_weights,
-)
+from offbeat.experiment.scripted import Examples, ScriptedRun
 from offbeat.experiment.spec import setting_warnings
 from offbeat.metrics import open_trace, summarize
 from offbeat.training import Loss, Task
@@ -108,15 +100,15 @@ def repeat(
     Raises RunError, which names what changed, unless code and data are those of the original call.
     """
     path = arguments.check_folder(folder)
-    record = read_record(path)
-    experiment = experiment_of(path, record)
-    module = with_initial_weights(path, arguments.build_model(model, experiment.seed))
+    record = scripted.read_record(path)
+    experiment = scripted.experiment_of(path, record)
+    module = scripted.with_initial_weights(path, arguments.build_model(model, experiment.seed))
     if clients is None:
-        datasets = stored_datasets(path, record)
+        datasets = scripted.stored_datasets(path, record)
         if datasets is None:
             raise ConfigError(f"{path} stores only digests of its data: give clients=, and test= or tests= as it had")
     else:
-        datasets = read_client_datasets(clients, test, tests, arguments.parameter_dtype(module))
+        datasets = scripted.read_client_datasets(clients, test, tests, arguments.parameter_dtype(module))
     if record["loss"] is not None and loss is None:
         raise ConfigError(f"the simulation in {path} has a loss of its own, {record['loss']}: give loss=")
     if "strategy" in record["scripted"]:

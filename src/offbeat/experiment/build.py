@@ -255,7 +255,7 @@ def _mean_client_delays(trainer: Trainer, experiment: Experiment) -> ConstantDel
 
 
 def _default_interval(until: Until, simulated_world: SimulatedWorld, counts: Mapping[int, int]) -> float:
-    """Return a fiftieth of the run in seconds.
+    """Return the default time between evaluations: a fiftieth of the run, in seconds.
 
     If only the number of updates is known, estimate the length with all clients (at most 1000) active at once.
     """

@@ -78,7 +78,7 @@ class Comparison:
                 {
                     "strategy": escape_unprintable(e["strategy"]),
                     "seed": int(e["seed"]),
-                    "folder": self._below(e["folder"]),
+                    "folder": self._check_folder_name(e["folder"]),
                 }
                 for e in stored["runs"]
             ]
@@ -89,7 +89,7 @@ class Comparison:
         except (ValueError, LookupError, TypeError) as error:
             raise RunError(f"{self.folder / MANIFEST} is damaged: {type(error).__name__}: {error}") from None
 
-    def _below(self, name: object) -> str:
+    def _check_folder_name(self, name: object) -> str:
         """Check that a run folder is inside of the comparison, so that nothing outside is read or written."""
         home = self.folder.resolve()
         if not isinstance(name, str) or home not in (home / name).resolve().parents:
@@ -113,7 +113,7 @@ class Comparison:
         return list(dict.fromkeys(entry["strategy"] for entry in self.layout()))
 
     def checked(self, reference: str | None) -> str:
-        """Return the reference of speed-ups and relative times, by default that of the comparison."""
+        """Validate the reference of speed-ups and relative times; None stands for that of the comparison."""
         if reference is not None and reference not in self.strategies():
             raise unknown_name("strategy of this comparison", reference, self.strategies())
         return reference or self._manifest()[1]
@@ -270,8 +270,8 @@ def execute_comparison(
     chosen = [run.worker() if worker is None else registry.parse_worker(worker) for run in several]
     if registry.AUTO in chosen and todo:
         at_once = min(jobs or registry.cores_of(registry.INLINE), len(todo))
-        settled = _auto_choice(todo, max(1, registry.cores_of(registry.INLINE) // at_once))
-        chosen = [_all_cores(settled) if choice == registry.AUTO else choice for choice in chosen]
+        settled = _choose_auto_worker(todo, max(1, registry.cores_of(registry.INLINE) // at_once))
+        chosen = [_without_cores(settled) if choice == registry.AUTO else choice for choice in chosen]
         worker = None if worker is None else str(settled)
     usable = [registry.usable(choice) for choice in dict.fromkeys(chosen)]
     if all(registry.device_of(choice) != "cpu" for choice in usable):
@@ -289,12 +289,12 @@ def execute_comparison(
     return run_group.execute_one_by_one(several, on_progress, worker, memory)
 
 
-def _auto_choice(todo: list[runs.Run], cores: int) -> registry.WorkerChoice:
+def _choose_auto_worker(todo: list[runs.Run], cores: int) -> registry.WorkerChoice:
     """Return the worker that `auto` chose for one of the runs earlier, or choose one for all runs now."""
     before = next(filter(None, map(runs.last_worker, todo)), None)
     return runs.choose_auto_worker(todo[0], cores) if before is None else before
 
 
-def _all_cores(choice: registry.WorkerChoice) -> registry.WorkerChoice:
+def _without_cores(choice: registry.WorkerChoice) -> registry.WorkerChoice:
     """Remove the number of cores from a choice that was made for one of several runs."""
     return choice if registry.device_of(choice) != "cpu" else registry.WorkerChoice(choice.name)

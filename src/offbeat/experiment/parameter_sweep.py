@@ -200,7 +200,7 @@ class Sweep:
 
     @property
     def figure(self) -> Path:
-        """Return the path of the figure."""
+        """Return the path where the figure of the sweep is stored."""
         return self.comparison.folder / "sensitivity.png"
 
     def results(self) -> list[CombinationResult]:

@@ -1,16 +1,10 @@
+from offbeat.workers import process_pool as process_pool
 from offbeat.workers import registry as registry
 from offbeat.workers.inline import Inline as Inline
-from offbeat.workers.process_pool import ANSWER as ANSWER
-from offbeat.workers.process_pool import CLOSED as CLOSED
-from offbeat.workers.process_pool import PROGRESS as PROGRESS
-from offbeat.workers.process_pool import UNFIT as UNFIT
 from offbeat.workers.process_pool import ChildProcess as ChildProcess
 from offbeat.workers.process_pool import Message as Message
 from offbeat.workers.process_pool import ProcessPool as ProcessPool
-from offbeat.workers.process_pool import decode_text as decode_text
-from offbeat.workers.process_pool import receive as receive
 from offbeat.workers.process_pool import replaced_handlers as replaced_handlers
-from offbeat.workers.process_pool import send as send
 from offbeat.workers.registry import AUTO as AUTO
 from offbeat.workers.registry import INLINE as INLINE
 from offbeat.workers.registry import WORKERS as WORKERS

@@ -191,7 +191,7 @@ class JobQueue(ABC, Generic[Member]):
         self._unsent.pop(ticket, None)
         self._answers[ticket] = train_or_fail(self._train, self._jobs[ticket])
 
-    def _most_urgent(self) -> tuple[float, int] | None:
+    def _most_urgent_job(self) -> tuple[float, int] | None:
         """Return due time and ticket of the most urgent unsent job."""
         while self._order and self._order[0][1] not in self._unsent:
             heappop(self._order)  # sent or cancelled in the meantime
@@ -199,7 +199,7 @@ class JobQueue(ABC, Generic[Member]):
 
     def _send_jobs(self, needed: int | None = None) -> None:
         """Send jobs until all members are busy or enough results are computed ahead; `needed` may exceed that limit."""
-        while not self._inline_only and (first := self._most_urgent()) is not None:
+        while not self._inline_only and (first := self._most_urgent_job()) is not None:
             due, ticket = first
             in_training = sum(len(member.jobs) for member in self._members)
             if ticket != needed and len(self._answers) + in_training >= self._max_ahead:

@@ -17,22 +17,10 @@ from multiprocessing.connection import Connection
 from offbeat.core.errors import describe_error, to_single_line
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalRule
+from offbeat.workers import process_pool
 from offbeat.workers.inline import JobBlock, Train, train_or_fail
 from offbeat.workers.job_queue import JOBS_PER_MEMBER, JobQueue, MemberLost, job_fields, job_from_fields, usable_cores
-from offbeat.workers.process_pool import (
-    ANSWER,
-    CLOSED,
-    NO_MEMORY,
-    UNFIT,
-    UNSENDABLE,
-    ChildProcess,
-    Message,
-    ProcessPool,
-    decode_text,
-    flush_streams,
-    receive,
-    send,
-)
+from offbeat.workers.process_pool import ChildProcess, Message, ProcessPool
 from offbeat.workers.shared_memory_codec import SharedMemory, Unsendable, pack, unpack
 
 log = logging.getLogger("offbeat")
@@ -61,7 +49,7 @@ class JobProcess(ChildProcess):
         message = pack(job_fields(job), self.slots[slot][0], inherited, exact=True)
         if self.jobs and message.size > PIPE_BYTES:
             return False
-        send(self.pipe, Message(slot, job.ticket, message.body, message.tensors))
+        process_pool.send(self.pipe, Message(slot, job.ticket, message.body, message.tensors))
         self.free_slots.pop()
         self.jobs.append((slot, job.ticket, due))
         return True
@@ -104,7 +92,7 @@ class Processes(JobQueue[JobProcess]):
 
     def _wait_for_any_answer(self) -> None:
         """Wait until an answer has arrived; with `helps`, train the most urgent job instead of waiting."""
-        if self._helps and (other := self._most_urgent()) is not None:
+        if self._helps and (other := self._most_urgent_job()) is not None:
             self._train_here(other[1])
             self._receive_answers(timeout=0.0)
         else:
@@ -114,8 +102,8 @@ class Processes(JobQueue[JobProcess]):
         """Send a job; replace the process if it died."""
         try:
             return member.send_job(job, due, self._rule_numbers)
-        except CLOSED:
-            self._replace(member)
+        except process_pool.CLOSED:
+            self._replace_member(member)
             raise MemberLost from None
 
     def _free_member(self, ticket: int) -> JobProcess | None:
@@ -140,20 +128,21 @@ class Processes(JobQueue[JobProcess]):
         member = min(self._members, key=lambda member: len(member.jobs), default=None)
         if (member is not None and not member.jobs) or len(self._members) >= self._limit:
             return member
-        slots = [(_allocate(self._model_bytes), _allocate(self._model_bytes)) for _ in range(JOBS_PER_MEMBER)]
+        size = self._model_bytes
+        slots = [(_allocate_memory(size), _allocate_memory(size)) for _ in range(JOBS_PER_MEMBER)]
         try:
-            return self._pool.fork(partial(_serve, self._train, slots, self._rules), partial(JobProcess, slots))
+            return self._pool.fork(partial(_serve_jobs, self._train, slots, self._rules), partial(JobProcess, slots))
         except OSError as error:
             self._limit, self._inline_only = len(self._members), not self._members
             problem = "no process could be started" if self._inline_only else f"only {self._limit} could be started"
             log.warning("worker processes: %s (%s)", problem, error.strerror or error)
             return member
 
-    def _replace(self, member: JobProcess) -> None:
+    def _replace_member(self, member: JobProcess) -> None:
         """Remove a process that died and enqueue its jobs; a new process is forked when it is needed."""
-        with suppress(*CLOSED):
+        with suppress(*process_pool.CLOSED):
             while member.pipe.poll():
-                self._handle(member, receive(member.pipe))
+                self._handle_message(member, process_pool.receive(member.pipe))
         if self._inline_only:
             return
         description = self._pool.remove(member)
@@ -166,14 +155,14 @@ class Processes(JobQueue[JobProcess]):
             if member.pipe.closed:
                 continue  # removed while another message was handled
             try:
-                self._handle(member, receive(member.pipe))
-            except CLOSED:
-                self._replace(member)
+                self._handle_message(member, process_pool.receive(member.pipe))
+            except process_pool.CLOSED:
+                self._replace_member(member)
 
-    def _handle(self, member: JobProcess, message: Message) -> None:
+    def _handle_message(self, member: JobProcess, message: Message) -> None:
         """Store an answer; if forks cannot train, train in this process from now on."""
-        if message.kind == UNFIT:
-            reason = to_single_line(decode_text(message.body))
+        if message.kind == process_pool.UNFIT:
+            reason = to_single_line(process_pool.decode_text(message.body))
             log.warning("worker processes: forks cannot train here (%s): inline is used", reason)
             self._inline_only = True
             self._end_members()
@@ -188,7 +177,7 @@ class Processes(JobQueue[JobProcess]):
         self._pool.end()
 
 
-def _allocate(model_bytes: int) -> SharedMemory:
+def _allocate_memory(model_bytes: int) -> SharedMemory:
     """Allocate shared memory for several models of this size, or for fewer if there is too little memory."""
     for models in MODELS_IN_SHARED_MEMORY:
         with suppress(OSError, ValueError, OverflowError):
@@ -199,12 +188,12 @@ def _allocate(model_bytes: int) -> SharedMemory:
 # ------------------------------------------------------------ in a worker process
 
 
-def _serve(train: Train, slots: Sequence[Slot], rules: Sequence[LocalRule], pipe: Connection) -> None:
+def _serve_jobs(train: Train, slots: Sequence[Slot], rules: Sequence[LocalRule], pipe: Connection) -> None:
     """Train the jobs that arrive on the pipe, one after the other."""
     while True:
-        job = receive(pipe)
-        send(pipe, _train_message(train, job, slots[job.kind], rules))
-        flush_streams()
+        job = process_pool.receive(pipe)
+        process_pool.send(pipe, _train_message(train, job, slots[job.kind], rules))
+        process_pool.flush_streams()
 
 
 def _train_message(train: Train, job: Message, slot: Slot, rules: Sequence[LocalRule]) -> Message:
@@ -213,9 +202,9 @@ def _train_message(train: Train, job: Message, slot: Slot, rules: Sequence[Local
         work = job_from_fields(unpack(job.body, job.tensors, slot[0], rules, copy=False))
         answer = pack(train_or_fail(train, work), slot[1])
     except MemoryError as error:
-        return Message(NO_MEMORY, job.number, str(error).encode())
+        return Message(process_pool.NO_MEMORY, job.number, str(error).encode())
     except Unsendable as reason:
-        return Message(UNSENDABLE, job.number, str(reason).encode())
+        return Message(process_pool.UNSENDABLE, job.number, str(reason).encode())
     except Exception as error:  # the job cannot be decoded, for example because a class was defined after the fork
-        return Message(UNSENDABLE, job.number, describe_error(error).encode())
-    return Message(ANSWER, job.number, answer.body, answer.tensors)
+        return Message(process_pool.UNSENDABLE, job.number, describe_error(error).encode())
+    return Message(process_pool.ANSWER, job.number, answer.body, answer.tensors)

@@ -159,10 +159,10 @@ class RayWorker(JobQueue[RayMember]):
             try:
                 answer = ray.get(ref)
             except RayError as error:
-                self._replace(member, _describe_end(error))
+                self._replace_member(member, _describe_end(error))
                 continue
             if member.report is not None:
-                self._accept(member, answer)
+                self._accept_report(member, answer)
             else:
                 self._handle_answer(member, *answer)
 
@@ -179,10 +179,10 @@ class RayWorker(JobQueue[RayMember]):
         except RayError as error:
             raise RunError(f"worker ray: the cluster is lost ({_first_line(error)})") from None
 
-    def _accept(self, member: RayMember, report: ActorReport) -> None:
+    def _accept_report(self, member: RayMember, report: ActorReport) -> None:
         """Use an actor that has loaded the trainer, or remove one that could not."""
         if report.environment is None:
-            self._remove(member, f"{report.unfit}, on node {report.node}")
+            self._remove_member(member, f"{report.unfit}, on node {report.node}")
             return
         member.report, member.node, member.pid = None, report.node, report.pid
         difference = NumericEnvironment.current().difference(report.environment)
@@ -199,10 +199,10 @@ class RayWorker(JobQueue[RayMember]):
             raise RunError(f"worker ray: an actor cannot train: {to_single_line(decode_text(body))}")
         self._store_answer(ticket, kind, body, lambda: unpack(body, blocks))
 
-    def _replace(self, member: RayMember, description: str) -> None:
+    def _replace_member(self, member: RayMember, description: str) -> None:
         """Replace an actor that died and enqueue its jobs."""
         if member.report is not None and member.tries >= MAX_DEATHS:
-            self._remove(member, description)
+            self._remove_member(member, description)
             return
         with suppress(RayError):
             ray.kill(member.actor)
@@ -212,7 +212,7 @@ class RayWorker(JobQueue[RayMember]):
         self._members[self._members.index(member)] = replacement
         log.warning("a worker process on node %s %s; it is replaced, and its job is repeated", member.node, description)
 
-    def _remove(self, member: RayMember, reason: str) -> None:
+    def _remove_member(self, member: RayMember, reason: str) -> None:
         """Remove an actor that cannot train; raises an error if it was the last one."""
         with suppress(RayError):
             ray.kill(member.actor)

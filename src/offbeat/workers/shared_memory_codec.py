@@ -134,11 +134,11 @@ class _Packer(pickle.Pickler):
     def reducer_override(self, value: object) -> Any:
         """Replace tensors and inherited objects by calls of `_tensor` and `_inherited`."""
         if isinstance(value, Tensor):
-            return _tensor, self._place(value)
+            return _tensor, self._store_tensor(value)
         number = self._inherited.get(id(value))
         return NotImplemented if number is None else (_inherited, (number,))
 
-    def _place(self, tensor: Tensor) -> tuple[object, ...]:
+    def _store_tensor(self, tensor: Tensor) -> tuple[object, ...]:
         """Store a tensor beside the pickle and return the arguments of `_Unpacker._tensor`."""
         check_tensor(tensor, self._exact)
         tensor = tensor.detach()
@@ -170,7 +170,7 @@ class _Unpacker(pickle.Unpickler):
         self, file: BytesIO, tensors: Sequence[bytes], memory: SharedMemory, inherited: Sequence[object], copy: bool
     ) -> None:
         super().__init__(file)
-        self._tensors, self._memory, self._inherited, self._copy = tensors, memory, inherited, copy
+        self._tensors, self._memory, self._inherited, self._copies_tensors = tensors, memory, inherited, copy
 
     def find_class(self, module: str, name: str) -> object:
         """Return a class or function by name; calls of `_tensor` and `_inherited` insert the objects."""
@@ -186,11 +186,11 @@ class _Unpacker(pickle.Unpickler):
             return torch.empty(shape, dtype=dtype)
         if location == SHARED:
             tensor = self._memory.view(at, dtype, shape)
-            return _copy(tensor) if self._copy else tensor
-        return _copy(torch.frombuffer(bytearray(self._tensors[at]), dtype=dtype).view(shape))
+            return _copy_tensor(tensor) if self._copies_tensors else tensor
+        return _copy_tensor(torch.frombuffer(bytearray(self._tensors[at]), dtype=dtype).view(shape))
 
 
-def _copy(tensor: Tensor) -> Tensor:
+def _copy_tensor(tensor: Tensor) -> Tensor:
     """Copy a tensor, into memory that is reused if possible."""
     flat = reusable_memory(tensor)
     return tensor.clone() if flat is None else flat.view(tensor.shape).copy_(tensor)

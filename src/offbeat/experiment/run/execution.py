@@ -36,19 +36,7 @@ from offbeat.experiment.run.run_folder import Run as Run
 from offbeat.experiment.run.run_folder import create_run as create_run
 from offbeat.experiment.spec.config import Experiment
 from offbeat.metrics import open_trace
-from offbeat.workers import (
-    AUTO,
-    CountingWorker,
-    Work,
-    WorkerChoice,
-    choose_fastest,
-    device_of,
-    make_worker,
-    parse_worker,
-    recorded_choice,
-    replaced_handlers,
-    usable,
-)
+from offbeat.workers import CountingWorker, Work, WorkerChoice, registry, replaced_handlers
 
 log = logging.getLogger("offbeat")
 
@@ -75,7 +63,7 @@ def execute_run(
     with open_run(run, worker, memory) as opened:
         if opened is None:
             return None
-        computing = make_worker(opened.worker_choice, opened.setup.trainer, opened.record_worker_note)
+        computing = registry.make_worker(opened.worker_choice, opened.setup.trainer, opened.record_worker_note)
         if work is not None:
             computing = CountingWorker(computing, work)
         engine = opened.build_engine(computing, watch, checkpoint_every)
@@ -158,10 +146,10 @@ def open_run(run: Run, worker: str | None = None, memory: str | None = None) -> 
             return
         run_lock.remove_temporary_files(run.folder)
         run.check_unchanged()
-        choice = usable(run.worker() if worker is None else parse_worker(worker))
-        if choice == AUTO:
+        choice = registry.usable(run.worker() if worker is None else registry.parse_worker(worker))
+        if choice == registry.AUTO:
             choice = choose_auto_worker(run)
-        setup = run.setup(device_of(choice))
+        setup = run.setup(registry.device_of(choice))
         limit = client_memory.resume_limit(run.folder, memory)
         trace = Trace(run.trace_file)
         client_store = client_memory.open_memory(run.folder, limit, setup.world.model.device)
@@ -187,7 +175,7 @@ def _restore(run: Run, engine: VirtualEngine) -> None:
 
 @contextlib.contextmanager
 def errors_as_unfinished() -> Iterator[None]:
-    """Convert errors to `Unfinished`."""
+    """Convert expected errors inside the context to `Unfinished`."""
     try:
         yield
     except OSError as error:
@@ -215,7 +203,7 @@ def choose_auto_worker(run: Run, cores: int | None = None) -> WorkerChoice:
     if (stored := last_worker(run)) is not None:
         return stored
     setup = run.setup()
-    choice, why = choose_fastest(setup.trainer, setup.world, cores)
+    choice, why = registry.choose_fastest(setup.trainer, setup.world, cores)
     log.warning("worker auto: using %s (%s)", choice, why)
     return choice
 
@@ -226,7 +214,7 @@ def last_worker(run: Run) -> WorkerChoice | None:
         with open_trace(run.trace_file) as db:
             workers = _stored_fact(db, WORKER_FACT)
         if workers is not None:
-            return usable(recorded_choice(workers.split(", then ")[-1]))
+            return registry.usable(registry.recorded_choice(workers.split(", then ")[-1]))
     return None
 
 

@@ -128,7 +128,7 @@ def setting_changes(path: str, before: object, now: object) -> Iterator[str]:
         for key in {**before, **now}:
             yield from setting_changes(f"{path}.{key}" if path else key, before.get(key), now.get(key))
     elif before != now:
-        yield f"{path} was {_shorten(before)}, is {_shorten(now)} now"
+        yield f"{path} was {_format_setting(before)}, is {_format_setting(now)} now"
 
 
 def list_changes(changes: list[str]) -> str:
@@ -136,7 +136,7 @@ def list_changes(changes: list[str]) -> str:
     return ", ".join(changes[:3]) + (f" and {len(changes) - 3} more" if len(changes) > 3 else "")
 
 
-def _shorten(value: object) -> str:
+def _format_setting(value: object) -> str:
     """Format a setting in at most 60 characters; a choice is represented by its name."""
     return str(value.get("name", value) if isinstance(value, dict) else value)[:60]
 

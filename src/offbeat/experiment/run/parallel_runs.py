@@ -23,20 +23,7 @@ from offbeat.experiment.run import execution
 from offbeat.experiment.run.execution import Run
 from offbeat.experiment.run.run_group import OnProgress, RunGroup
 from offbeat.experiment.spec import user_code
-from offbeat.workers import (
-    ANSWER,
-    CLOSED,
-    PROGRESS,
-    UNFIT,
-    ChildProcess,
-    Message,
-    ProcessPool,
-    Work,
-    decode_text,
-    receive,
-    replaced_handlers,
-    send,
-)
+from offbeat.workers import ChildProcess, Message, ProcessPool, Work, process_pool
 
 PROGRESS_INTERVAL = 0.2  # seconds
 
@@ -70,9 +57,10 @@ def execute_in_parallel(
     work: dict[int, Work] = {}  # index of a run -> its work
     current: dict[ChildProcess, int] = {}  # process -> index of its run
     forked = any(run.script is not None for run in runs)
-    serve = partial(_serve, runs if forked else (), memory)
+    serve = partial(_execute_runs, runs if forked else (), memory)
     pool = ProcessPool[ChildProcess](kill=False)  # at the end, unfinished runs write a checkpoint
-    with replaced_handlers({signal.SIGTERM: signal.default_int_handler}):  # SIGTERM must not leave children behind
+    # without this handler, a termination would leave the children behind
+    with process_pool.replaced_handlers({signal.SIGTERM: signal.default_int_handler}):
         try:
             for _ in range(min(jobs, len(group.incomplete))):
                 if forked:
@@ -80,12 +68,12 @@ def execute_in_parallel(
                 else:
                     pool.spawn(serve, ChildProcess)
             for process in pool.processes:
-                current[process] = _assign(process, next(tasks))
+                current[process] = _assign_run(process, next(tasks))
             while current:
                 for process in pool.wait(PROGRESS_INTERVAL):
                     index = current[process]
-                    kind, result, work[index], group.shares[index] = _receive(process)
-                    if kind == PROGRESS:
+                    kind, result, work[index], group.shares[index] = _receive_status(process)
+                    if kind == process_pool.PROGRESS:
                         continue
                     if isinstance(result, Exception):
                         group.fail(index, result)
@@ -95,7 +83,7 @@ def execute_in_parallel(
                     if (task := next(tasks, None)) is None:
                         pool.remove(process)
                     else:
-                        current[process] = _assign(process, task)
+                        current[process] = _assign_run(process, task)
                 group.work = sum(work.values(), Work())
                 group.notify()
         except KeyboardInterrupt:
@@ -106,23 +94,23 @@ def execute_in_parallel(
     return True
 
 
-def _assign(process: ChildProcess, task: Task) -> int:
+def _assign_run(process: ChildProcess, task: Task) -> int:
     """Give a process its next run and return the index of the run."""
     try:
-        send(process.pipe, Message(0, task[0], pickle.dumps(task)))
-    except CLOSED:
+        process_pool.send(process.pipe, Message(0, task[0], pickle.dumps(task)))
+    except process_pool.CLOSED:
         raise _process_died_error() from None
     return task[0]
 
 
-def _receive(process: ChildProcess) -> tuple[int, RunResult, Work, float]:
+def _receive_status(process: ChildProcess) -> tuple[int, RunResult, Work, float]:
     """Return the kind of a message, the result of the run, its work and its finished share."""
     try:
-        message = receive(process.pipe)
-    except CLOSED:
+        message = process_pool.receive(process.pipe)
+    except process_pool.CLOSED:
         raise _process_died_error() from None
-    if message.kind == UNFIT:
-        raise ForksUnfit(decode_text(message.body))
+    if message.kind == process_pool.UNFIT:
+        raise ForksUnfit(process_pool.decode_text(message.body))
     return message.kind, *pickle.loads(message.body)
 
 
@@ -133,15 +121,16 @@ def _process_died_error() -> execution.Unfinished:
 # ---------------------------------------------------------------- in a child process
 
 
-def _serve(runs: Sequence[Run], memory: str | None, pipe: Connection) -> None:
+def _execute_runs(runs: Sequence[Run], memory: str | None, pipe: Connection) -> None:
     """Execute one run after the other; forks have the `runs` with what the script provided."""
     while True:
-        index, folder, worker = pickle.loads(receive(pipe).body)
+        index, folder, worker = pickle.loads(process_pool.receive(pipe).body)
         run = runs[index] if runs else Run(Path(folder))
-        send(pipe, Message(ANSWER, index, pickle.dumps(_execute(run, worker, memory, pipe))))
+        result = pickle.dumps(_execute_run(run, worker, memory, pipe))
+        process_pool.send(pipe, Message(process_pool.ANSWER, index, result))
 
 
-def _execute(run: Run, worker: str | None, memory: str | None, pipe: Connection) -> tuple[RunResult, Work, float]:
+def _execute_run(run: Run, worker: str | None, memory: str | None, pipe: Connection) -> tuple[RunResult, Work, float]:
     """Execute a run and return its result, its work and its finished share."""
     work, share, reported = Work(), 0.0, 0.0
 
@@ -152,21 +141,21 @@ def _execute(run: Run, worker: str | None, memory: str | None, pipe: Connection)
         try:
             if time.monotonic() - reported >= PROGRESS_INTERVAL:
                 reported = time.monotonic()
-                send(pipe, Message(PROGRESS, 0, pickle.dumps((True, work, share))))
+                process_pool.send(pipe, Message(process_pool.PROGRESS, 0, pickle.dumps((True, work, share))))
             return pipe.poll()  # the parent sends nothing during a run, so this means that the pipe is closed
-        except CLOSED:
+        except process_pool.CLOSED:
             return True
 
     try:
         outcome = execution.execute_run(run, watch, worker=worker, memory=memory, work=work)
     except Exception as error:
-        return _sendable(error), work, share
+        return _make_sendable(error), work, share
     if outcome is not None and outcome.reason == INTERRUPTED:
         return False, work, share
     return True, work, 1.0
 
 
-def _sendable(error: Exception) -> Exception:
+def _make_sendable(error: Exception) -> Exception:
     """Return the error, or one without attributes that cannot be pickled, with its traceback as a note."""
     if not isinstance(error, OffbeatError):
         description = user_code.describe_user_error(error)

@@ -93,13 +93,13 @@ def run_together(engines: Mapping[int, VirtualEngine], worker: SharedWorker, on_
     needed: dict[int, int] = {}  # run -> the ticket it waits for
     active = dict(engines)
 
-    def end(run: int, outcome: Outcome | Exception) -> None:
+    def end_run(run: int, outcome: Outcome | Exception) -> None:
         """Remove a run that has ended, and report its outcome or error."""
         del active[run]
-        worker.remove(run)
+        worker.cancel_run(run)
         on_end(run, outcome)
 
-    def advance(run: int) -> None:
+    def advance_run(run: int) -> None:
         """Continue a run until it needs a result or ends."""
         try:
             ticket = active[run].advance()
@@ -109,20 +109,20 @@ def run_together(engines: Mapping[int, VirtualEngine], worker: SharedWorker, on_
             outcome: Outcome | Exception = active[run].finish()
         except Exception as error:
             outcome = error
-        end(run, outcome)
+        end_run(run, outcome)
 
     try:
         with one_thread(), infrequent_garbage_collection():
             while active:
                 for run in [run for run in active if run not in needed]:
-                    advance(run)
+                    advance_run(run)
                 if needed:
                     worker.gather(needed)
                 for run, ticket in needed.items():
                     try:
                         active[run].provide(active[run].worker.collect((ticket,)))
                     except Exception as error:
-                        end(run, error)
+                        end_run(run, error)
                 needed.clear()
     finally:
         worker.close()
@@ -171,7 +171,7 @@ class SharedWorker:
             owner, ticket = self._sent.pop(number)
             owner.store(replace(answer, ticket=ticket))
 
-    def remove(self, run: int) -> None:
+    def cancel_run(self, run: int) -> None:
         """Cancel all jobs of a run."""
         self._runs[run].close()
 

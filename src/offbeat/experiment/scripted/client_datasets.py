@@ -131,7 +131,7 @@ def read_client_datasets(
     Arrays and data sets are converted to `dtype`, that of the model, because 64 bits are merely NumPy's default.
     Tensors keep their type.
     """
-    by_key = _by_key(clients, "clients")
+    by_key = _values_by_key(clients, "clients")
     if not by_key:
         raise DataError("no clients: data for at least one is needed")
     names = _client_names(list(by_key))
@@ -140,7 +140,7 @@ def read_client_datasets(
     train = {numbers[key]: read_examples(value, f"client {_format_key(key)}", dtype) for key, value in by_key.items()}
     test_pairs = None
     if tests is not None:
-        tests_by_key = _by_key(tests, "tests")
+        tests_by_key = _values_by_key(tests, "tests")
         _check_tests(by_key, tests_by_key)
         test_pairs = {
             numbers[key]: read_examples(tests_by_key[key], f"tests: client {_format_key(key)}", dtype) for key in by_key
@@ -148,7 +148,7 @@ def read_client_datasets(
     return ClientDatasets(train, test_pairs, None if test is None else read_examples(test, "test", dtype), names)
 
 
-def _by_key(values: AllExamples, argument: str) -> dict[Hashable, Examples]:
+def _values_by_key(values: AllExamples, argument: str) -> dict[Hashable, Examples]:
     """Return the values of a mapping by key, or those of a sequence by position."""
     if isinstance(values, Mapping):
         return dict(values)

@@ -23,10 +23,10 @@ LIBRARY_PACKAGES = {"torch", "offbeat", *sys.stdlib_module_names}  # their code 
 
 def to_json_value(value: object) -> Any:
     """Convert a value to what JSON returns after a round trip; other objects become descriptions."""
-    return json.loads(json.dumps(value, default=describe, skipkeys=True))
+    return json.loads(json.dumps(value, default=describe_object, skipkeys=True))
 
 
-def describe(value: object) -> str:
+def describe_object(value: object) -> str:
     """Describe an object without memory addresses."""
     if isinstance(value, Tensor):
         return f"tensor {tensor_digest(value)[:12]}"
@@ -42,24 +42,24 @@ def describe(value: object) -> str:
 
 def content_digest(value: object) -> str:
     """Hash what a function, module or other object contains: arguments, settings, weights."""
-    return hashlib.sha256(json.dumps(to_json_value(_content(value)), sort_keys=True).encode()).hexdigest()
+    return hashlib.sha256(json.dumps(to_json_value(_list_content(value)), sort_keys=True).encode()).hexdigest()
 
 
-def _content(value: object) -> list[object]:
+def _list_content(value: object) -> list[object]:
     """List what an object contains; nested objects are lists, too."""
     if isinstance(value, nn.Module):
-        return [describe(value), module_settings(value), weight_digests(value)]
+        return [describe_object(value), module_settings(value), weight_digests(value)]
     if isinstance(value, partial):
-        return [_content(value.func), value.args, value.keywords]
+        return [_list_content(value.func), value.args, value.keywords]
     if is_dataclass(value) and not isinstance(value, type):
-        return [type(value).__qualname__, {f.name: _content(getattr(value, f.name)) for f in fields(value)}]
+        return [type(value).__qualname__, {f.name: _list_content(getattr(value, f.name)) for f in fields(value)}]
     if inspect.isfunction(value):
         cells: list[object] = []
         for cell in value.__closure__ or ():
             with contextlib.suppress(ValueError):  # an empty cell
                 cells.append(cell.cell_contents)
-        return [describe(value), cells, value.__defaults__, value.__kwdefaults__]
-    return [describe(value), getattr(value, "__dict__", {}) if not inspect.isroutine(value) else {}]
+        return [describe_object(value), cells, value.__defaults__, value.__kwdefaults__]
+    return [describe_object(value), getattr(value, "__dict__", {}) if not inspect.isroutine(value) else {}]
 
 
 def module_settings(module: nn.Module) -> dict[str, object]:

@@ -49,11 +49,10 @@ RETRY_HINT = "make the call as it was, or choose another out="
 
 
 class Placeholder:
-    """Stand in a stored experiment for an object that only its script can create; it can be shown but not run."""
+    """Represent an object in a stored experiment that only a script can create; it can be shown but not run."""
 
     def _unavailable(self, *_: object, **__: object) -> NoReturn:
         """Raise an error that names the object and the command to rerun."""
-        """Raise an error that names the object and how to get it."""
         name = type(self).__name__
         raise ConfigError(f"{name} was defined in a script and cannot be rebuilt: rerun the command in command.txt")
 
@@ -62,20 +61,20 @@ class Placeholder:
 
 def make_placeholder(name: str, settings: Mapping[str, object] | None = None, pooled: bool = False) -> Any:
     """Create a placeholder with the class name and the settings of the object that it stands for."""
-    fields_ = [(key, object, _freeze(value)) for key, value in (settings or {}).items() if key.isidentifier()]
+    fields_ = [(key, object, _to_frozen_value(value)) for key, value in (settings or {}).items() if key.isidentifier()]
     name = name if name.isidentifier() else re.sub(r"\W", "", name) or "own"
     cls = make_dataclass(name, fields_, bases=(Placeholder,), namespace={"pooled": pooled}, frozen=True, kw_only=True)
     return cls()
 
 
-def _freeze(value: object) -> object:
+def _to_frozen_value(value: object) -> object:
     """Convert a JSON value to one that a frozen dataclass can hold: objects to placeholders, lists to tuples."""
     if isinstance(value, dict):
-        return _placeholder_of({"name": "settings", **value})
-    return tuple(map(_freeze, value)) if isinstance(value, list) else value
+        return _placeholder_from_values({"name": "settings", **value})
+    return tuple(map(_to_frozen_value, value)) if isinstance(value, list) else value
 
 
-def _placeholder_of(values: JsonObject, pooled: bool = False) -> object:
+def _placeholder_from_values(values: JsonObject, pooled: bool = False) -> object:
     """Create a placeholder from stored settings, which include the name of the class."""
     settings = dict(values)
     return make_placeholder(str(settings.pop("name")), settings, pooled)
@@ -134,7 +133,7 @@ class ScriptedRun:
             "names": {str(client): name for client, name in self.datasets.names.items()},
             "model": repr(self.module),
             **self._initial_settings,
-            "loss": None if self.loss is None else fingerprint.describe(self.loss),
+            "loss": None if self.loss is None else fingerprint.describe_object(self.loss),
             "start": hashlib.sha256(weights.encode()).hexdigest(),
             "code": fingerprint.code_digests(self._user_code_parts()),
             "data": self.datasets.digests,
@@ -231,9 +230,9 @@ def experiment_of(folder: Path, record: JsonObject | None = None) -> Experiment:
         parts: dict[str, Any] = {}
         for key, value in scripted.items():
             if isinstance(value, list):
-                parts[key] = tuple(map(_placeholder_of, value))
+                parts[key] = tuple(map(_placeholder_from_values, value))
             else:
-                parts[key] = _placeholder_of(value, pooled and key == "strategy")
+                parts[key] = _placeholder_from_values(value, pooled and key == "strategy")
         return replace(experiment_from_values(values), **parts)
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise RunError(f"{folder / RECORD_FILE} is damaged: {type(error).__name__}: {error}") from None

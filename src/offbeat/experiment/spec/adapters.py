@@ -104,8 +104,8 @@ class SettingArgument:
 def setting_arguments(code: Code, name: str, excluded: tuple[str, ...] = ()) -> list[SettingArgument]:
     """List the arguments that a file can set; others must have a default, which is used."""
     arguments = []
-    hints = _hints(code)
-    for parameter in _signature(code, name).parameters.values():
+    hints = _argument_types(code)
+    for parameter in _get_signature(code, name).parameters.values():
         if parameter.name in excluded or parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             continue
         argument = _to_argument(parameter, hints.get(parameter.name))
@@ -126,7 +126,7 @@ def _to_argument(parameter: inspect.Parameter, hint: Hint) -> SettingArgument | 
         default = tuple(default)
     if default is parameter.empty:
         default = MISSING
-    elif not _is_basic(default):
+    elif not _is_storable(default):
         return None
     if hint is None:
         if isinstance(default, tuple):
@@ -136,26 +136,28 @@ def _to_argument(parameter: inspect.Parameter, hint: Hint) -> SettingArgument | 
             hint = Any if default is MISSING or default is None else type(default)
     elif typing.get_origin(hint) is list:
         hint = tuple[typing.get_args(hint)[0], ...]  # type: ignore[misc]
-    return SettingArgument(parameter.name, hint, default, as_list) if _is_basic_type(hint) else None
+    return SettingArgument(parameter.name, hint, default, as_list) if _is_storable_type(hint) else None
 
 
-def _is_basic(value: object) -> bool:
+def _is_storable(value: object) -> bool:
     """Tell whether a file can hold a value."""
-    return value is None or isinstance(value, BASIC_TYPES) or (isinstance(value, tuple) and all(map(_is_basic, value)))
+    if isinstance(value, tuple):
+        return all(map(_is_storable, value))
+    return value is None or isinstance(value, BASIC_TYPES)
 
 
-def _is_basic_type(hint: Hint) -> bool:
+def _is_storable_type(hint: Hint) -> bool:
     """Tell whether a file can hold the values of a type."""
     origin, parts = typing.get_origin(hint), [part for part in typing.get_args(hint) if part is not Ellipsis]
     if origin is None:
         return hint in (Any, types.NoneType, *BASIC_TYPES)
     if origin is typing.Annotated:
-        return _is_basic_type(parts[0])
+        return _is_storable_type(parts[0])
     is_composite = origin in (tuple, typing.Union, types.UnionType)
-    return origin is typing.Literal or (is_composite and all(map(_is_basic_type, parts)))
+    return origin is typing.Literal or (is_composite and all(map(_is_storable_type, parts)))
 
 
-def _signature(code: Code, name: str) -> inspect.Signature:
+def _get_signature(code: Code, name: str) -> inspect.Signature:
     """Return the signature of a class or function; raise ConfigError if Python does not know it."""
     try:
         return inspect.signature(code)
@@ -163,7 +165,7 @@ def _signature(code: Code, name: str) -> inspect.Signature:
         raise ConfigError(f"{name}: its arguments are unknown: wrap it in a function of your own") from None
 
 
-def _hints(code: Code) -> dict[str, Hint]:
+def _argument_types(code: Code) -> dict[str, Hint]:
     """Return the annotations of the arguments; empty if they cannot be resolved."""
     try:
         return typing.get_type_hints(getattr(code, "__init__") if isinstance(code, type) else code, include_extras=True)  # noqa: B009
@@ -197,7 +199,7 @@ def _call_user_code(code: Code, call: Callable[[], T]) -> T:
 
 def _adapt_model(code: Code, name: str) -> type:
     """Create a model from a function or an nn.Module class."""
-    parameters = _signature(code, name).parameters
+    parameters = _get_signature(code, name).parameters
 
     def build(self: Adapted, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
         """Build the module; the code also gets the arguments that come from the data."""
@@ -225,7 +227,7 @@ def _adapt_data(code: Code, name: str) -> type:
 def _call_arguments(code: Code, name: str, count: int, expected: str) -> tuple[str, ...]:
     """Return the names of the first arguments, which are values of the call and no settings."""
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    names = [p.name for p in _signature(code, name).parameters.values() if p.kind in positional]
+    names = [p.name for p in _get_signature(code, name).parameters.values() if p.kind in positional]
     if len(names) < count:
         raise ConfigError(f"{name} takes {len(names)} arguments: {expected}")
     return tuple(names[:count])
@@ -245,7 +247,7 @@ def _adapt_loss(code: Code, name: str) -> type:
     def call(self: Adapted, outputs: Tensor, labels: Tensor) -> Tensor:
         """Compute the loss of a batch."""
         if is_class:
-            value = _criterion(code, self, outputs.device)(outputs, labels)
+            value = _loss_module(code, self, outputs.device)(outputs, labels)
         else:
             value = code(outputs, labels, **self._keywords())
         if not isinstance(value, Tensor) or value.dim():
@@ -257,7 +259,7 @@ def _adapt_loss(code: Code, name: str) -> type:
 
 
 @lru_cache(maxsize=64)
-def _criterion(cls: type[nn.Module], settings: Adapted, device: torch.device) -> nn.Module:
+def _loss_module(cls: type[nn.Module], settings: Adapted, device: torch.device) -> nn.Module:
     """Create the module of a loss once, not for every batch."""
     return _call_user_code(cls, lambda: cls(**settings._keywords())).to(device)
 

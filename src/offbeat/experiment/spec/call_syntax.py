@@ -42,7 +42,7 @@ class ChoiceCall:
 def parse_call(text: str) -> ChoiceCall:
     """Parse a choice with optional settings; raise ConfigError with the position of a mistake."""
     call = text.strip()
-    outside = list(_unquoted(call))
+    outside = list(_unquoted_characters(call))
     if not call:
         raise ConfigError("no name is given: write fedbuff, or fedbuff(k=2)")
     if not call.endswith(")"):
@@ -51,8 +51,8 @@ def parse_call(text: str) -> ChoiceCall:
     name, inside = call[:start].strip(), call[start + 1 : -1]
     if not name:
         raise ConfigError(f"{call!r} has no name before its brackets: write fedbuff(k=2)")
-    commas = [position - 1 for position, mark, depth in _unquoted(call[start:]) if (mark, depth) == (",", 1)]
-    settings = tuple(_parse_setting(part, call) for part in _cut(inside, commas)) if inside.strip() else ()
+    commas = [position - 1 for position, mark, depth in _unquoted_characters(call[start:]) if (mark, depth) == (",", 1)]
+    settings = tuple(_parse_setting(part, call) for part in _split_at(inside, commas)) if inside.strip() else ()
     keys = [key for key, _ in settings]
     duplicate = next((key for key in keys if keys.count(key) > 1), None)
     if duplicate is not None:
@@ -62,10 +62,12 @@ def parse_call(text: str) -> ChoiceCall:
 
 def split_calls(text: str) -> list[str]:
     """Split a list at the commas outside of brackets: 'a,b(c=1,d=2)' has two parts."""
-    return _cut(text, [position for position, mark, depth in _unquoted(text) if (mark, depth) == (",", 0)])
+    return _split_at(
+        text, [position for position, mark, depth in _unquoted_characters(text) if (mark, depth) == (",", 0)]
+    )
 
 
-def _cut(text: str, commas: list[int]) -> list[str]:
+def _split_at(text: str, commas: list[int]) -> list[str]:
     """Split a text at the commas with these positions."""
     ends = zip([-1, *commas], [*commas, len(text)], strict=True)
     return [text[start + 1 : end].strip() for start, end in ends]
@@ -79,7 +81,7 @@ def _parse_setting(text: str, call: str) -> tuple[str, str | ChoiceCall]:
     return key, parse_call(value) if value.endswith(")") and value[0] not in "'\"[{(" else value
 
 
-def _unquoted(text: str) -> Iterator[tuple[int, str, int]]:
+def _unquoted_characters(text: str) -> Iterator[tuple[int, str, int]]:
     """Yield position, character and bracket depth of all unquoted characters; a bracket is outside of itself.
 
     A quote starts only at the start of a value, so that names may contain apostrophes.

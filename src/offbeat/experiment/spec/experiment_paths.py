@@ -28,14 +28,14 @@ def resolve_experiment(values: object, path: Path) -> tuple[Experiment, bool]:
     """Build the experiment of a file; also return whether the file leaves the number of clients open."""
     values = _order_delays(values, path)
     if isinstance(values, Mapping) and "clients" not in values:
-        with_one_client = _build({**values, "clients": 1}, path)
+        with_one_client = _build_with_absolute_paths({**values, "clients": 1}, path)
         if isinstance(with_one_client.partition, Natural):
             return with_all_owners(with_one_client), True
-        return _build(values, path), True
-    return _build(values, path), False
+        return _build_with_absolute_paths(values, path), True
+    return _build_with_absolute_paths(values, path), False
 
 
-def _build(values: object, path: Path) -> Experiment:
+def _build_with_absolute_paths(values: object, path: Path) -> Experiment:
     """Build the experiment of a file, with absolute paths."""
     experiment = experiment_files.build_experiment(values, str(path), FileContext(path.parent))
     return resolve_paths(experiment, path.parent)
@@ -50,7 +50,7 @@ def _order_delays(values: object, path: Path) -> object:
         return values
     where = f"{path}: delays.means"
     rest = {key: value for key, value in values.items() if key not in ("delays", "methods")}
-    experiment = _build({**rest, "clients": 1}, path)
+    experiment = _build_with_absolute_paths({**rest, "clients": 1}, path)
     if not isinstance(experiment.partition, Natural) or "clients" in values:
         raise ConfigError(f"{where} names sites: write 'partition: natural' and omit clients, or give a list")
     data = load(experiment.data)
@@ -84,7 +84,7 @@ def resolve_paths(value: T, folder: Path, but: Collection[str] = ()) -> T:
     if not is_dataclass(value) or isinstance(value, type):
         return value
     changes: dict[str, object] = {
-        name: _absolute(path, marker, folder) for name, marker, path in _path_settings(value) if path not in but
+        name: _make_absolute(path, marker, folder) for name, marker, path in _path_settings(value) if path not in but
     }
     for f in fields(value):
         setting = getattr(value, f.name)
@@ -93,7 +93,7 @@ def resolve_paths(value: T, folder: Path, but: Collection[str] = ()) -> T:
     return replace(value, **changes) if changes else value
 
 
-def _absolute(text: str, marker: PathSetting, folder: Path) -> str:
+def _make_absolute(text: str, marker: PathSetting, folder: Path) -> str:
     """Return the absolute path, unless the data root may contain it."""
     path = expand_path(text)
     absolute = Path(os.path.abspath(folder / path))

@@ -42,7 +42,7 @@ class ExperimentWithMethods:
 
 
 def read_experiment_with_methods(path: Path) -> ExperimentWithMethods:
-    """Read an experiment file as its author means it."""
+    """Read an experiment file with its methods; relative paths start at its folder."""
     values = experiment_files.read_values(path)
     sections = values if isinstance(values, Mapping) else {}
     rest = {key: value for key, value in sections.items() if key != SECTION}

@@ -17,15 +17,8 @@ from typing import Any, TypeAlias, cast, get_args, get_origin
 from offbeat.core.errors import ConfigError, OffbeatError, describe_choices, unknown_name
 from offbeat.core.protocol import LocalWork
 from offbeat.engine import Target, Until, parse_until
-from offbeat.experiment.spec.choices import (
-    CHOICE_TITLES,
-    CHOICES,
-    UnloadedChoice,
-    find_choice,
-    make_choice,
-    name_of,
-    unloaded_choice,
-)
+from offbeat.experiment.spec import choices
+from offbeat.experiment.spec.choices import CHOICE_TITLES, CHOICES, UnloadedChoice
 from offbeat.experiment.spec.config import Experiment
 
 Hint: TypeAlias = object  # a type annotation at run time
@@ -57,8 +50,8 @@ def to_values(value: object, setting: str | None = None) -> Any:
     if isinstance(value, UnloadedChoice):
         return value.to_values()
     if is_dataclass(value) and not isinstance(value, type):
-        values = {name: to_values(getattr(value, name), name) for name in _visible_fields(type(value))}
-        return {"name": name_of(setting, value), **values} if setting in CHOICES else values
+        values = {name: to_values(getattr(value, name), name) for name in _settable_fields(type(value))}
+        return {"name": choices.name_of(setting, value), **values} if setting in CHOICES else values
     if isinstance(value, tuple):
         return [to_values(item, setting) for item in value]
     return value
@@ -74,14 +67,14 @@ def experiment_from_values(values: object, context: FileContext = FileContext())
     return experiment
 
 
-def _visible_fields(cls: type) -> dict[str, Field[object]]:
+def _settable_fields(cls: type) -> dict[str, Field[object]]:
     """Return the fields of a dataclass that a file can set."""
     return {f.name: f for f in fields(cls) if f.init and f.name not in HIDDEN_SETTINGS.get(cls, ())}
 
 
 def _build(cls: type, values: Mapping[str, object], path: str, context: FileContext) -> object:
     """Build a dataclass; `path` is its place in the experiment, for errors."""
-    known, hints = _visible_fields(cls), _hints(cls)
+    known, hints = _settable_fields(cls), _field_types(cls)
     settings: dict[str, object] = {}
     for key, value in values.items():
         if key not in known:
@@ -91,19 +84,19 @@ def _build(cls: type, values: Mapping[str, object], path: str, context: FileCont
     if missing := [name for name in required if name not in settings]:
         raise ConfigError(f"{path}: {', '.join(missing)} must be given")
     try:
-        return make_choice(cls, **settings)
+        return choices.make_choice(cls, **settings)
     except OffbeatError as error:
-        raise _with_path(error, path) from None
+        raise _prefix_error(error, path) from None
 
 
-def _with_path(error: OffbeatError, path: str) -> ConfigError:
+def _prefix_error(error: OffbeatError, path: str) -> ConfigError:
     """Precede an error by the path of its setting, unless it begins with it."""
     return ConfigError(str(error) if not path or str(error).startswith(path) else f"{path}: {error}")
 
 
 def _build_setting(hint: Hint, key: str, value: object, path: str, context: FileContext) -> object:
     """Build the value of one setting: a choice, a section, a text or a basic value."""
-    if key in CHOICES and not _is_basic(hint):  # a user's function may have an argument of the same name
+    if key in CHOICES and not _is_basic_type(hint):  # a user's function may have an argument of the same name
         if isinstance(value, list) and get_origin(hint) is tuple:
             return tuple(_build_choice(key, item, f"{path}[{i}]", context) for i, item in enumerate(value))
         return _build_choice(key, value, path, context)
@@ -115,10 +108,10 @@ def _build_setting(hint: Hint, key: str, value: object, path: str, context: File
             try:
                 return _parse_text(member, str(value))
             except OffbeatError as error:
-                raise _with_path(error, path) from None
+                raise _prefix_error(error, path) from None
         if isinstance(member, type) and is_dataclass(member):
             if not isinstance(value, Mapping):
-                names = ", ".join(_visible_fields(member))
+                names = ", ".join(_settable_fields(member))
                 raise ConfigError(f"{path} = {_format_value(value)}: it is a section with the settings {names}")
             return _build(member, value, path, context)
     return _check_value(hint, value, path)
@@ -133,9 +126,12 @@ def _build_choice(setting: str, value: object, path: str, context: FileContext) 
         known = describe_choices(title, CHOICES[setting])
         raise ConfigError(f"{path}: {_format_value(value)} names no {title}; {known}")
     settings = {key: item for key, item in value.items() if key != "name"}
-    if not context.runs_code and (unloaded := unloaded_choice(setting, name, settings, context.folder)) is not None:
+    if (
+        not context.runs_code
+        and (unloaded := choices.unloaded_choice(setting, name, settings, context.folder)) is not None
+    ):
         return unloaded
-    return _build(find_choice(setting, name, context.folder), settings, path, context)
+    return _build(choices.find_choice(setting, name, context.folder), settings, path, context)
 
 
 def _parse_text(cls: Hint, text: str) -> Until | Target:
@@ -152,14 +148,14 @@ def _check_value(hint: Hint, value: object, path: str) -> object:
     """Validate a basic value with pydantic and convert lists to tuples."""
     from pydantic import TypeAdapter, ValidationError
 
-    literals = _literals(hint)
+    literals = _literal_texts(hint)
     if isinstance(value, bool) and (word := "on" if value else "off") in literals:
         return word  # YAML reads on and off as booleans
     try:
-        if bool not in _union_members(hint) and any(isinstance(leaf, bool) for leaf in _leaves(value)):
+        if bool not in _union_members(hint) and any(isinstance(leaf, bool) for leaf in _flatten(value)):
             raise TypeError  # pydantic would accept true as 1
         checked = _to_tuples(TypeAdapter(cast(Any, hint)).validate_python(value))
-        if any(isinstance(leaf, int) and abs(leaf) >= MAX_INTEGER for leaf in _leaves(checked)):
+        if any(isinstance(leaf, int) and abs(leaf) >= MAX_INTEGER for leaf in _flatten(checked)):
             raise TypeError
         return checked
     except (TypeError, OverflowError, ValidationError):
@@ -173,11 +169,11 @@ def _to_tuples(value: object) -> object:
     return tuple(map(_to_tuples, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _leaves(value: object) -> Iterator[object]:
+def _flatten(value: object) -> Iterator[object]:
     """Yield the values in nested lists and tuples, or the value itself."""
     if isinstance(value, (list, tuple)):
         for item in value:
-            yield from _leaves(item)
+            yield from _flatten(item)
     else:
         yield value
 
@@ -187,12 +183,12 @@ def _union_members(hint: Hint) -> tuple[Hint, ...]:
     return get_args(hint) if get_origin(hint) in (types.UnionType, typing.Union) else (hint,)
 
 
-def _is_basic(hint: Hint) -> bool:
+def _is_basic_type(hint: Hint) -> bool:
     """Tell whether an annotation allows only single numbers, text, booleans and null."""
     return all(member in (bool, int, float, str, type(None)) for member in _union_members(hint))
 
 
-def _literals(hint: Hint) -> list[str]:
+def _literal_texts(hint: Hint) -> list[str]:
     """List the texts that an annotation with `Literal` allows."""
     return [str(v) for m in _union_members(hint) if get_origin(m) is typing.Literal for v in get_args(m)]
 
@@ -218,6 +214,6 @@ def describe_type(hint: Hint) -> str:
 
 
 @cache
-def _hints(cls: type) -> dict[str, Hint]:
+def _field_types(cls: type) -> dict[str, Hint]:
     """Return the annotations of a class by field."""
     return typing.get_type_hints(cls)

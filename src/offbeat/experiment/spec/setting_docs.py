@@ -57,12 +57,12 @@ class SettingDoc:
 def describe_settings(cls: type) -> list[SettingDoc]:
     """Document the settings of a dataclass."""
     plain, annotated = get_type_hints(cls), get_type_hints(cls, include_extras=True)
-    comments = _comments(cls)
+    comments = _field_comments(cls)
     return [
         SettingDoc(
             f.name,
             _describe_default(f),
-            _describe_allowed(f.name, plain[f.name], _annotations(annotated[f.name])),
+            _describe_allowed(f.name, plain[f.name], _list_annotations(annotated[f.name])),
             comments.get(f.name) or SHARED_MEANINGS.get(f.name, ""),
         )
         for f in fields(cls)
@@ -75,10 +75,10 @@ def changed_settings(value: object) -> dict[str, object]:
     if not is_dataclass(value):
         return {}
     settings = {f: getattr(value, f.name) for f in fields(value) if f.init}
-    return {f.name: to_values(setting, f.name) for f, setting in settings.items() if setting != _default(f)}
+    return {f.name: to_values(setting, f.name) for f, setting in settings.items() if setting != _field_default(f)}
 
 
-def _default(f: Field[object]) -> object:
+def _field_default(f: Field[object]) -> object:
     """Return the default of a field, or MISSING."""
     return f.default if f.default_factory is MISSING else f.default_factory()
 
@@ -87,7 +87,7 @@ def _describe_default(f: Field[object]) -> str | None:
     """Format the default of a field as in a file; None if the setting is required."""
     from offbeat.experiment.spec.yaml_text import to_yaml_line
 
-    default = _default(f)
+    default = _field_default(f)
     if default is MISSING:
         return None
     values = to_values(default, f.name)
@@ -121,25 +121,25 @@ def _describe_hint(hint: Hint) -> str:
     return " or ".join(TYPE_TITLES.get(m, "a section") if is_dataclass(m) else describe_type(m) for m in members)
 
 
-def _annotations(hint: Hint) -> list[object]:
+def _list_annotations(hint: Hint) -> list[object]:
     """Return the annotations of a type, or of the members of a union."""
     direct = list(get_args(hint)[1:]) if get_origin(hint) is Annotated else []
-    return direct + [annotation for part in get_args(hint) for annotation in _annotations(part)]
+    return direct + [annotation for part in get_args(hint) for annotation in _list_annotations(part)]
 
 
 @cache
-def _comments(cls: type) -> Mapping[str, str]:
+def _field_comments(cls: type) -> Mapping[str, str]:
     """Return the comments on the fields of a class and of its base classes."""
     comments: dict[str, str] = {}
     for base in reversed(cls.__mro__):
         try:
-            comments |= _comments_in(textwrap.dedent(inspect.getsource(base)))
+            comments |= _comments_in_source(textwrap.dedent(inspect.getsource(base)))
         except (OSError, TypeError):  # a class without source file
             continue
     return comments
 
 
-def _comments_in(source: str) -> dict[str, str]:
+def _comments_in_source(source: str) -> dict[str, str]:
     """Return the comments on the fields of the class in a source."""
     tokens = tokenize.generate_tokens(io.StringIO(source).readline)
     comments = {token.start[0]: token for token in tokens if token.type == tokenize.COMMENT}

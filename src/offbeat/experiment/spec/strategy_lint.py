@@ -57,23 +57,23 @@ def suggest_improvements(strategy: Strategy) -> Iterator[str]:
             'add about: ClassVar[About] = About("asynchronous", keeps="nothing", uploads="model"), from '
             "offbeat.core.about, for 'offbeat list'"
         )
-    for name, value, annotation in _accepted_nonsense(strategy):
+    for name, value, annotation in _accepted_invalid_values(strategy):
         yield f"{name} = {value} is accepted: write {annotation}, from offbeat.core.settings, and inherit Settings"
 
 
-def _accepted_nonsense(strategy: Strategy) -> Iterator[tuple[str, float, str]]:
+def _accepted_invalid_values(strategy: Strategy) -> Iterator[tuple[str, float, str]]:
     """Yield settings that accept NaN or -1, the value, and an annotation that would reject it."""
     if not is_dataclass(strategy):
         return
     for f in fields(strategy):
         value = getattr(strategy, f.name)
-        if type(value) is float and _accepts(strategy, f.name, nan):
+        if type(value) is float and _accepts_value(strategy, f.name, nan):
             yield f.name, nan, f"{f.name}: Rate (positive), Share (in (0, 1]) or NonNegative"
-        if type(value) is int and value >= 1 and _accepts(strategy, f.name, -1):
+        if type(value) is int and value >= 1 and _accepts_value(strategy, f.name, -1):
             yield f.name, -1, f'{f.name}: Annotated[int, WHOLE, least(1, "at least 1")]'
 
 
-def _accepts(strategy: Strategy, name: str, value: float) -> bool:
+def _accepts_value(strategy: Strategy, name: str, value: float) -> bool:
     """Tell whether a strategy can be created with this value of a setting."""
     try:
         replace(strategy, **{name: value})  # type: ignore[type-var]

@@ -104,6 +104,8 @@ def defined_names(module: ModuleType) -> list[str]:
 
 @dataclass(frozen=True)
 class _LoadedModule:
+    """A file that was executed as a module."""
+
     digest: str  # of the file and its neighbours
     module: ModuleType
     path: Path  # the file, or the copy that was read
@@ -117,7 +119,7 @@ def load_file(path: Path, run_folder: Path | None = None) -> ModuleType:
     existing = _existing_path(path, run_folder)
     source = _read_source(existing)
     sources = [source, *map(_read_source, files_with_imports(existing)[1:])]
-    digest = hashlib.sha256(b"".join(hashlib.sha256(one).digest() for one in sources)).hexdigest()
+    digest = hashlib.sha256(b"".join(hashlib.sha256(content).digest() for content in sources)).hexdigest()
     if path in _modules and _modules[path].digest == digest:
         _modules[path] = replace(_modules[path], path=existing)
         return _modules[path].module
