@@ -257,8 +257,12 @@ def _first_line(error: BaseException) -> str:
 def connect(address: str | None, cpus: int) -> Callable[[], None]:
     """Connect to a cluster, or start one; returns a function that disconnects and ends a cluster started here."""
     os.environ.update(ENVIRONMENT)
-    if ray.is_initialized():
-        return _use_connection(address)
+    if ray.is_initialized():  # use the connection of the script, which also ends it
+        current = ray.get_runtime_context().gcs_address
+        if address is not None and current != address:
+            hint = "call ray.shutdown() first"
+            raise RunError(f"worker ray: this Python is connected to {current}, not {address}: {hint}")
+        return lambda: None
     if address is not None:
         _check_address(address)
     options: dict[str, object] = (
@@ -284,14 +288,6 @@ def connect(address: str | None, cpus: int) -> Callable[[], None]:
             restore_prints()
 
     return disconnect
-
-
-def _use_connection(address: str | None) -> Callable[[], None]:
-    """Use the connection of the script, which the script also ends."""
-    current = ray.get_runtime_context().gcs_address
-    if address is not None and current != address:
-        raise RunError(f"worker ray: this Python is connected to {current}, not {address}: call ray.shutdown() first")
-    return lambda: None
 
 
 def _check_address(address: str) -> None:

@@ -77,16 +77,8 @@ def compute_identity(experiment: Experiment) -> Identity:
     return Identity(sha.hexdigest(), norms, {path: _hash_recording(path) for path in recorded if path is not None})
 
 
-@dataclass(frozen=True)
-class StoredIdentity:
-    """The content of `world.json`: the identity and the experiment when the run folder was created."""
-
-    identity: Identity
-    experiment: Experiment
-
-
-def read_identity(path: Path) -> StoredIdentity:
-    """Read `world.json`; user code that the experiment names is not executed."""
+def read_identity(path: Path) -> tuple[Identity, Experiment]:
+    """Read identity and experiment from `world.json`; user code that the experiment names is not executed."""
     try:
         stored = checksums.read_checksummed(path)
         if stored.keys() != {"data", "norms", "traces", "code", "experiment"}:
@@ -94,7 +86,7 @@ def read_identity(path: Path) -> StoredIdentity:
         norms = [float(norm) for norm in stored["norms"]]
         identity = Identity(str(stored["data"]), norms, dict(stored["traces"]), dict(stored["code"]))
         context = FileContext(path.parent, runs_code=False)
-        return StoredIdentity(identity, experiment_from_values(stored["experiment"], context))
+        return identity, experiment_from_values(stored["experiment"], context)
     except FileNotFoundError:
         raise RunError(f"{path} is missing, so the run cannot be verified; restore it") from None
     except (ValueError, TypeError, KeyError) as error:
@@ -108,17 +100,17 @@ def check_experiment_file(path: Path, before: Experiment, now: Experiment) -> No
         raise RunError(f"{path} changed since the run was made: {list_changes(changes)}; restore it")
 
 
-def check_code(folder: Path, before: StoredIdentity) -> None:
+def check_code(folder: Path, before: Identity) -> None:
     """Reject user code that was edited after the run was created, before any of it is executed."""
-    for path in user_code.changed_files(before.identity.code, folder):
+    for path in user_code.changed_files(before.code, folder):
         copy = user_code.relative_path((folder / user_code.copy_path(path)).resolve())
         file = user_code.relative_path(path)
         raise RunError(f"{folder}: {file} changed since the run was made: restore it from {copy}")
 
 
-def check_identity(folder: Path, before: StoredIdentity, now: Identity) -> None:
+def check_identity(folder: Path, before: Identity, now: Identity) -> None:
     """Reject a run whose data or recordings changed since it was created."""
-    if changed := before.identity.differences(now):
+    if changed := before.differences(now):
         raise RunError(f"{folder}: {' and '.join(changed)} changed since the run was made: restore what was there")
 
 

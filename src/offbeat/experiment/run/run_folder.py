@@ -94,8 +94,8 @@ class Run:
                 raise ConfigError(f"{self.folder} is incomplete, because its creation was interrupted: {again}")
             raise ConfigError(f"{self.folder} is not a run folder: it has no experiment.yaml")
         experiment = experiment_files.read_experiment(self.experiment_file, runs_code=False)
-        stored = identity.read_identity(self.world_file)
-        identity.check_experiment_file(self.experiment_file, stored.experiment, experiment)
+        _, stored = identity.read_identity(self.world_file)
+        identity.check_experiment_file(self.experiment_file, stored, experiment)
         return experiment
 
     def runnable_experiment(self) -> Experiment:
@@ -103,7 +103,7 @@ class Run:
         experiment = self.experiment()
         if self.scripted:
             return experiment
-        identity.check_code(self.folder, identity.read_identity(self.world_file))
+        identity.check_code(self.folder, identity.read_identity(self.world_file)[0])
         return experiment_files.read_experiment(self.experiment_file)
 
     def check_results(self) -> None:
@@ -130,7 +130,7 @@ class Run:
             if root is None or root.is_dir():
                 raise
             raise DataError(f"{error}; the run's data was in {root}, which is gone: give --data DIR") from None
-        identity.check_identity(self.folder, identity.read_identity(self.world_file), now)
+        identity.check_identity(self.folder, identity.read_identity(self.world_file)[0], now)
 
     def setup(self, device: str = "cpu") -> build.Setup:
         """Build everything that the run needs, with tensors on that device."""
