@@ -87,7 +87,7 @@ test-track: $(READY) ## Test TensorBoard, MLflow and W&B offline (installs the e
 	$(BIN)/pytest -m track
 
 bench: $(READY) ## Measure workers, the engine and server steps; writes bench/RESULTS.md
-	$(BIN)/python bench/results.py
+	$(BIN)/python bench/benchmark_page.py
 
 bench-peers: $(READY) ## Measure pfl, FedLab, FLGo, APPFL and Flower on Ray (installs each below .venv-peers)
 	$(BIN)/python bench/peers

@@ -144,49 +144,49 @@ def test_client_memory_benchmark(method, monkeypatch, capsys, tmp_path):
 
 
 def test_a_printed_line_is_parsed_with_spread_and_further_text(monkeypatch):
-    results, measurement = load_script("results", monkeypatch), load_script("measurement", monkeypatch)
+    benchmark_page, measurement = load_script("benchmark_page", monkeypatch), load_script("measurement", monkeypatch)
     wall, cpu = measurement.format_median([0.3, 0.1, 0.2]), measurement.format_median([0.4])
     line = f"W2: batched:1 / plain loop = {wall}; CPU time of all cores {cpu}"
-    (ratio,) = results.parse_ratios([line, "W2: 7,850 parameters, 600 jobs", ""])
+    (ratio,) = benchmark_page.parse_ratios([line, "W2: 7,850 parameters, 600 jobs", ""])
     assert (ratio.name, ratio.contender, ratio.reference, ratio.median) == ("W2", "batched:1", "plain loop", 0.2)
     assert ratio.cell == "0.200 (median of 3, 0.100 to 0.300)"
     assert ratio.more == "CPU time of all cores 0.400 (median of 1, 0.400 to 0.400)"
 
 
 def test_many_values_are_summarized_by_the_interval_of_the_median(monkeypatch):
-    results, measurement = load_script("results", monkeypatch), load_script("measurement", monkeypatch)
+    benchmark_page, measurement = load_script("benchmark_page", monkeypatch), load_script("measurement", monkeypatch)
     # ranks 25/2 -+ 0.98 sqrt(25) = 7.6 and 17.4 of 0 to 24, rounded down
     text = measurement.format_median([float(i) for i in range(25)])
     assert text == "12.0 (median of 25, 95 % interval 7.0 to 17.0)"
     line = f"VGG11-BN: fedavg's commit / a pass = {text}; needs 1.0, 3.3 times that; 1.000 ms"
-    (ratio,) = results.parse_ratios([line])
-    assert results.goal_cell(ratio) == "≤ 3: missed by 10 % (times needed)"
+    (ratio,) = benchmark_page.parse_ratios([line])
+    assert benchmark_page.goal_cell(ratio) == "≤ 3: missed by 10 % (times needed)"
 
 
 @pytest.mark.parametrize(("median", "cell"), [(0.35, "≤ 0.35: met"), (0.42, "≤ 0.35: missed by 20 %")])
 def test_a_goal_is_met_or_missed_by_a_percentage(median, cell, monkeypatch):
-    results = load_script("results", monkeypatch)
-    assert results.goal_cell(results.Ratio("W2", "batched:1", "plain loop", median, "")) == cell
-    assert results.goal_cell(results.Ratio("W2", "inline", "plain loop", median, "")) == ""
+    benchmark_page = load_script("benchmark_page", monkeypatch)
+    assert benchmark_page.goal_cell(benchmark_page.Ratio("W2", "batched:1", "plain loop", median, "")) == cell
+    assert benchmark_page.goal_cell(benchmark_page.Ratio("W2", "inline", "plain loop", median, "")) == ""
 
 
 def test_replacing_one_part_of_the_page_does_not_change_the_other(monkeypatch, tmp_path):
-    results, page = load_script("results", monkeypatch), tmp_path / "RESULTS.md"
-    results.write_part(results.PEERS, "theirs", page)
-    results.write_part(results.OURS, "first", page)
-    results.write_part(results.OURS, "second\n\n", page)
+    benchmark_page, page = load_script("benchmark_page", monkeypatch), tmp_path / "RESULTS.md"
+    benchmark_page.write_part(benchmark_page.PEERS, "theirs", page)
+    benchmark_page.write_part(benchmark_page.OURS, "first", page)
+    benchmark_page.write_part(benchmark_page.OURS, "second\n\n", page)
     text = page.read_text()
-    assert results.extract_part(text, results.PEERS) == "theirs\n"
-    assert results.extract_part(text, results.OURS) == "second\n"
+    assert benchmark_page.extract_part(text, benchmark_page.PEERS) == "theirs\n"
+    assert benchmark_page.extract_part(text, benchmark_page.OURS) == "second\n"
     assert text.index("second") < text.index("theirs")  # ours comes first in any order of writing
-    assert text.count(results.HEAD) == 1
-    assert results.replace_part(text, results.OURS, "second") == text
+    assert text.count(benchmark_page.HEAD) == 1
+    assert benchmark_page.replace_part(text, benchmark_page.OURS, "second") == text
 
 
 def test_the_cpu_part_has_a_table_per_script_and_names_failed_scripts(monkeypatch):
-    results = load_script("results", monkeypatch)
+    benchmark_page = load_script("benchmark_page", monkeypatch)
     lines = ["rate: 3 updates", "engine: an update / a bare timeout of SimPy = 30.0 (median of 7, 29.0 to 31.0)"]
-    text = results.cpu_part({"engine": lines, "workers": []}, failed=["workers"])
+    text = benchmark_page.cpu_part({"engine": lines, "workers": []}, failed=["workers"])
     row = (
         "| engine | an update | a bare timeout of SimPy | 30.0 (median of 7, 29.0 to 31.0) |  | ≤ 15: missed by 100 % |"
     )

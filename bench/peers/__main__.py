@@ -23,7 +23,7 @@ HERE = Path(__file__).parent.resolve()
 BENCH, ROOT = HERE.parent, HERE.parents[1]
 sys.path.insert(0, str(BENCH))
 
-import results  # noqa: E402
+import benchmark_page  # noqa: E402
 
 VENVS = ROOT / ".venv-peers"
 TIMEOUT = 300.0  # seconds per row
@@ -135,7 +135,7 @@ def measure(name: str, workload: str, method: str) -> str:
         raise PeerFailed(f"did not end within {TIMEOUT:g} s") from None
     finally:
         end_process_group(process)
-    lines = [line for line in out.splitlines() if results.LINE.match(line)]
+    lines = [line for line in out.splitlines() if benchmark_page.LINE.match(line)]
     if process.returncode or not lines:
         raise PeerFailed(error_line(err) or f"exit status {process.returncode}")
     return lines[-1]
@@ -171,14 +171,14 @@ def collect(names: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def peers_part(lines: Sequence[str], missing: Sequence[str]) -> str:
     """Format the part of the page about other frameworks."""
-    ratios = sorted(results.parse_ratios(lines), key=lambda ratio: (ratio.name, ratio.median))
+    ratios = sorted(benchmark_page.parse_ratios(lines), key=lambda ratio: (ratio.name, ratio.median))
     rows = [[ratio.name, ratio.contender, ratio.cell, ratio.more] for ratio in ratios]
     return "\n".join((
         "## Other frameworks",
-        results.provenance("make bench-peers", "torch", "numpy"),
+        benchmark_page.provenance("make bench-peers", "torch", "numpy"),
         "Time of one client update over that of the plain loop in the same process, through public APIs, on one thread "
         "and without start-up. With several actors the plain loop still uses one core.\n",
-        results.table(("workload", "framework", "time ÷ plain loop", "more"), rows),
+        benchmark_page.table(("workload", "framework", "time ÷ plain loop", "more"), rows),
         *(f"- {line}" for line in missing),
     ))  # fmt: skip
 
@@ -188,8 +188,8 @@ def main(chosen: Sequence[str]) -> int:
         raise SystemExit(f"unknown framework {', '.join(sorted(unknown))}; choose from {', '.join(PEERS)}")
     lines, missing = collect(chosen or list(PEERS))
     if not chosen:
-        results.write_part(results.PEERS, peers_part(lines, missing))
-        print(f"wrote {results.PAGE}")
+        benchmark_page.write_part(benchmark_page.PEERS, peers_part(lines, missing))
+        print(f"wrote {benchmark_page.PAGE}")
     return 0 if lines else 1
 
 

@@ -44,7 +44,9 @@ def as_the_site_has_it(app: object, document: str, source: list[str]) -> None:
         folder = ROOT / posixpath.dirname(document) / link
         if not link or not folder.is_dir():
             return found[0]
-        inside = next(n for n in ("README.md", "__init__.py", "__main__.py", "results.py") if (folder / n).is_file())
+        inside = next(
+            n for n in ("README.md", "__init__.py", "__main__.py", "benchmark_page.py") if (folder / n).is_file()
+        )
         return f"{link.rstrip('/')}/{inside}" + (f"#{mark}" if mark else "")
 
     source[0] = LINK.sub(led, source[0])

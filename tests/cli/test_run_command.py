@@ -191,16 +191,16 @@ def test_data_says_where_the_data_sets_lie(offbeat, monkeypatch, tmp_path):
 
 
 def test_a_run_whose_model_stops_being_finite_ends_with_one_line_and_keeps_the_last_finite_model(offbeat, monkeypatch):
-    absorb = FedAsync._absorb
+    apply_update = FedAsync._apply_update
 
     def spoil(self, state, event):
-        actions = absorb(self, state, event)
+        actions = apply_update(self, state, event)
         if state.version >= 3:
             state.model = state.model * float("nan")
             return [Commit(state.model)]
         return actions
 
-    monkeypatch.setattr(FedAsync, "_absorb", spoil)
+    monkeypatch.setattr(FedAsync, "_apply_update", spoil)
     made = offbeat("run", "quickstart", *TINY, "--out", "r", "--set", "strategy=fedasync")
     assert made.status != 0
     assert "ended" in made.out

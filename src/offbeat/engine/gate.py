@@ -205,14 +205,15 @@ class Gate:
 
 
 def is_dense_tensor(vector: object) -> TypeGuard[Tensor]:
-    """Return whether this is a tensor in memory and of no subclass.
+    """Return whether this is a tensor in memory, not nested and of no subclass.
 
     Subclasses may misreport their contents. Wrappers have no address, and freed memory has address 0.
     """
     if type(vector) is not Tensor and type(vector) is not nn.Parameter:
         return False
     try:
-        return vector.layout is strided and (vector.data_ptr() != 0 or vector.is_meta or vector.numel() == 0)
+        dense = vector.layout is strided and not vector.is_nested
+        return dense and (vector.data_ptr() != 0 or vector.is_meta or vector.numel() == 0)
     except RuntimeError:
         return False
 

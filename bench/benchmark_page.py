@@ -1,7 +1,7 @@
 """Write bench/RESULTS.md: `make bench` writes the part on CPUs, `make bench-peers` the part on other frameworks.
 
-    python bench/results.py             run all scripts and write the page
-    python bench/results.py workers     run one script and do not write the page
+    python bench/benchmark_page.py             run all scripts and write the page
+    python bench/benchmark_page.py workers     run one script and do not write the page
 
 Each part is replaced as a whole. Scripts print one line per ratio:
 
