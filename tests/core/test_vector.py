@@ -147,6 +147,15 @@ def test_take_sees_the_statistics_the_module_gathered() -> None:
     assert taken[21] == 1  # one batch tracked
 
 
+def test_a_bound_module_loads_vectors_after_its_parameters_are_frozen() -> None:
+    module = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    binding = Binding(module)
+    module.requires_grad_(False)
+    vector = torch.arange(binding.layout.size, dtype=torch.float32)
+    binding.load(vector)
+    assert torch.equal(binding.copy(), vector)
+
+
 def test_what_was_taken_does_not_move_any_more() -> None:
     binding = Binding(normed())
     taken = binding.copy()

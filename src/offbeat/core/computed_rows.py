@@ -35,12 +35,13 @@ class ComputedRows(Sequence[Tensor]):
             return [self[index] for index in range(*client.indices(len(self)))]
         if not 0 <= client < len(self):
             raise IndexError(client)
-        if self._last is None or self._last[0] != client:
+        last = self._last  # read once, because another thread may replace it
+        if last is None or last[0] != client:
             rows = self._compute(client)
             if len(rows) != self.counts[client]:
                 raise DataError(f"client {client} has {len(rows)} rows, but its count is {self.counts[client]}")
-            self._last = client, rows
-        return self._last[1]
+            last = self._last = client, rows
+        return last[1]
 
     def map(self, change: RowChange, counts: Mapping[int, int] | None = None) -> ComputedRows:
         """Return rows to which `change` is applied on access; pass `counts` if it changes their number."""

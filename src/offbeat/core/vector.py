@@ -223,8 +223,9 @@ class Binding:
         """Return slice and current tensor of each buffer and counter."""
         if self.layout.params_only:
             return []
-        tensors = zip(self.layout.slices, _exchanged_tensors(self.module), strict=True)
-        return [(s, t) for s, (kind, _, t) in tensors if kind != "param"]
+        # without the parameters, which may have been frozen since the layout was made
+        tensors = [t for kind, _, t in _exchanged_tensors(self.module) if kind != "param"]
+        return list(zip((s for s in self.layout.slices if s.kind != "param"), tensors, strict=True))
 
 
 Block = NDArray[np.uint8]

@@ -12,9 +12,7 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
 from hashlib import blake2b
-from itertools import groupby
 from math import inf, prod
-from operator import attrgetter
 from pathlib import Path
 from typing import NamedTuple
 
@@ -32,6 +30,9 @@ SAMPLED_ENTRIES = 61  # entries of a tensor that its hash depends on
 SHA256_BYTES = 32
 DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.float64, HALF_DTYPE, torch.float16, torch.int64,
                                           torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool)}  # fmt: skip
+
+
+SlotNumbers = dict[int, set[int]]  # size of a slot -> numbers of slots; sets of Slot are ten times as slow
 
 
 class Slot(NamedTuple):
@@ -100,9 +101,9 @@ class ClientMemory:
         self._by_hash: weakref.WeakValueDictionary[bytes, Row] = weakref.WeakValueDictionary()
         self._by_slot: weakref.WeakValueDictionary[Slot, Row] = weakref.WeakValueDictionary()
         self._files: dict[int, SlotFile] = {}
-        self._new_references: set[Slot] = set()  # of the checkpoint that is being written
+        self._new_references: SlotNumbers = {}  # of the checkpoint that is being written
         self._resumed = False  # references of existing checkpoints are known, so free slots of existing files are too
-        self._references: list[set[Slot]] = []  # of the checkpoints that a run may resume from, the newest last
+        self._references: list[SlotNumbers] = []  # of the checkpoints that a run may resume from, the newest last
 
     def store(self, name: str) -> ClientStore:
         """Return a new store, see `World.store`."""
@@ -158,7 +159,8 @@ class ClientMemory:
     def write_rows(self, rows: Iterable[Row]) -> None:
         """Give each row a slot and make all of them durable; a checkpoint will refer to them."""
         for row in rows:
-            self._new_references.add(row.slot or self._write(row))
+            slot = row.slot or self._write(row)
+            self._new_references.setdefault(slot.size, set()).add(slot.number)
         for file in self._files.values():
             file.sync()
 
@@ -221,42 +223,43 @@ class ClientMemory:
         if size not in self._files:
             file = self._files[size] = SlotFile(self.folder, size)
             if self._resumed:
-                self._release(Slot(size, number) for number in range(file.count))
+                self._release({size: set(range(file.count))})
         return self._files[size]
 
     # ------------------------------------------------------------ checkpoints
 
     def begin_checkpoint(self) -> None:
         """Start collecting the slots that a new checkpoint refers to."""
-        self._new_references = set()
+        self._new_references = {}
 
     def references(self) -> Tree:
         """Return the ranges of slots that the new checkpoint refers to, by size."""
-        sizes = groupby(sorted(self._new_references), key=attrgetter("size"))
-        return {str(size): slot_ranges(slot.number for slot in slots) for size, slots in sizes}
+        return {str(size): slot_ranges(numbers) for size, numbers in self._new_references.items()}
 
     def checkpoint_written(self) -> None:
         """Release slots of older checkpoints: the new one and the one before it remain."""
         # several older ones if the process was killed before it deleted one; they may refer to the same slots
         older = self._references[:-1]
         self._references = [*self._references[-1:], self._new_references]
-        self._release(set[Slot]().union(*older))
+        released: SlotNumbers = {}
+        for references in older:
+            for size, numbers in references.items():
+                released.setdefault(size, set()).update(numbers)
+        self._release(released)
 
     def keep_references(self, references: Iterable[Tree]) -> None:
         """Keep the slots of these checkpoints, of which the run resumes from the last; all other slots are free."""
         self._references = [
             {
-                Slot(int(size), number)
+                int(size): {number for first, end in ranges for number in range(first, end)}
                 for size, ranges in tree.items()
-                for first, end in ranges
-                for number in range(first, end)
             }
             for tree in references
         ]
         self._resumed = True
         for size, file in self._files.items():
             file.free.clear()
-            self._release(Slot(size, number) for number in range(file.count))
+            self._release({size: set(range(file.count))})
 
     def close(self) -> None:
         """Close all files; without a folder they are deleted."""
@@ -264,15 +267,17 @@ class ClientMemory:
             file.close()
         self._files.clear()
 
-    def _release(self, slots: Iterable[Slot]) -> None:
+    def _release(self, slots: SlotNumbers) -> None:
         """Free those slots that neither a row nor a checkpoint uses."""
-        for slot in sorted(slots, reverse=True):  # the first slots are reused first, so the file stays short
-            if slot not in self._by_slot and not self._is_referenced(slot) and slot.size in self._files:
-                self._files[slot.size].free.append(slot.number)
+        for size, numbers in slots.items():
+            for number in sorted(numbers, reverse=True):  # the first slots are reused first, so the file stays short
+                slot = Slot(size, number)
+                if slot not in self._by_slot and not self._is_referenced(slot) and size in self._files:
+                    self._files[size].free.append(number)
 
     def _is_referenced(self, slot: Slot) -> bool:
         """Return whether the run may resume from a checkpoint that refers to this slot."""
-        return any(slot in references for references in self._references)
+        return any(slot.number in references.get(slot.size, ()) for references in self._references)
 
 
 class ClientStore(MutableMapping[int, Tensor]):

@@ -131,6 +131,8 @@ class FedPAC(RoundSettings):
             self._receive(state, event)
         if turn.closes:
             actions = [*self._close_round(state), *actions]
+        if not turn.chosen:
+            return actions
         rule = HeadThenBody(state.halves, self.lam, self.head_epochs, self.head_lr)
         lr = self.work.lr if self.lr is None else self.lr
         works = [replace(self.work, lr=lr, rule=rule, extras=self._prototypes(state, k)) for k in turn.chosen]
