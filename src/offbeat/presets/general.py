@@ -137,6 +137,8 @@ def scales(name: str) -> list[str]:
 
 def load(name: str, scale: Scale | None = None) -> Preset:
     """Return the preset with this name; the default scale of a paper's preset is the paper's."""
+    if scale is not None and scale not in get_args(Scale):
+        raise unknown_name("scale", scale, get_args(Scale))
     if name in GENERAL_PRESETS:
         require(scale is None, f"preset {name!r} has only one scale: omit {scale!r}")
         return GENERAL_PRESETS[name]()

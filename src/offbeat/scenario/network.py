@@ -15,7 +15,7 @@ from offbeat.core.protocol import Layout, LocalWork
 from offbeat.core.settings import Amount, Rate
 from offbeat.core.strategy_contract import Contract
 from offbeat.scenario.client_groups import draw_between
-from offbeat.scenario.recordings import MBPS, RecordedLaw, Recording
+from offbeat.scenario.recordings import MBPS, RecordedLaw, RecordedSeries
 from offbeat.scenario.scenario_settings import RangeSettings
 
 MEGABITS_PER_BYTE = 8e-6
@@ -85,18 +85,23 @@ class RecordedBandwidth(RecordedLaw):
     column = MBPS
 
     @cached_property
-    def _paces(self) -> Recording:
-        """The recording in seconds per megabit, computed once because it may be long."""
-        clients = self.recording.clients.items()
-        paces = {client: replace(series, values=tuple(1.0 / v for v in series.values)) for client, series in clients}
-        return replace(self.recording, clients=paces)
+    def _paces(self) -> dict[int, RecordedSeries]:
+        """The series of the clients that were used, in seconds per megabit."""
+        return {}
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
-        pace = self._paces.series_of(client)
+        pace = self._pace(client)
         return elapsed_seconds(size * MEGABITS_PER_BYTE, at, pace.times, pace.values)
 
     def guessed(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
-        return size * MEGABITS_PER_BYTE * self._paces.series_of(client).at(at)
+        return size * MEGABITS_PER_BYTE * self._pace(client).at(at)
+
+    def _pace(self, client: int) -> RecordedSeries:
+        """Return the seconds per megabit of a client, computed once because a recording may be long."""
+        if client not in self._paces:
+            series = self.recording.series_of(client)
+            self._paces[client] = replace(series, values=tuple(1.0 / mbps for mbps in series.values))
+        return self._paces[client]
 
 
 NETWORKS: dict[str, type[Network]] = {

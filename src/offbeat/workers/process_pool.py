@@ -193,9 +193,9 @@ def replaced_handlers(handlers: Mapping[signal.Signals, SignalHandler]) -> Itera
         yield
         return
     before = {number: signal.getsignal(number) for number in handlers}
-    for number, handler in handlers.items():
-        signal.signal(number, handler)
     try:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         yield
     finally:
         for number, earlier in before.items():

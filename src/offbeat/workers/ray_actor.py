@@ -122,10 +122,10 @@ class TrainingActor:
         try:
             job = job_from_fields(unpack(body, blocks))
             answer, large = pack(train_or_fail(self._train, job), exact=False)
+            return ANSWER, answer, [tensor_bytes(tensor) for tensor in large]
         except MemoryError as error:
             return NO_MEMORY, str(error).encode(errors="replace"), []
         except Unsendable as reason:
             return UNSENDABLE, str(reason).encode(errors="replace"), []
         except Exception as error:  # the job cannot be decoded, for example because a class does not exist here
             return UNSENDABLE, describe_error(error).encode(errors="replace"), []
-        return ANSWER, answer, [tensor_bytes(tensor) for tensor in large]

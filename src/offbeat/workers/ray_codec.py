@@ -28,7 +28,7 @@ from torch import Tensor, nn
 
 from offbeat.core.vector import ALIGNMENT
 from offbeat.training import rebuild_parameter
-from offbeat.workers.shared_memory_codec import check_tensor, dump_or_refuse
+from offbeat.workers.shared_memory_codec import check_tensor, unsendable_errors
 
 LARGE = 1 << 16  # bytes; smaller tensors are cheaper in the body than as separate objects
 INSTALLED = {"site-packages", "dist-packages"}
@@ -126,8 +126,8 @@ def unpack_trainer(body: bytes, block: TensorBytes) -> Any:
 def _pickle(value: object, make_token: Callable[[Tensor], Token | None]) -> bytes:
     """Pickle a value, with tokens in place of tensors; raise Unsendable if that fails."""
     file = BytesIO()
-    with _pickled_by_value():
-        dump_or_refuse(_Pickler(file, make_token), value)
+    with unsendable_errors(), _pickled_by_value():
+        _Pickler(file, make_token).dump(value)
     return file.getvalue()
 
 

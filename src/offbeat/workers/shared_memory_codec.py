@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import mmap
 import pickle
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from math import prod
@@ -91,11 +92,18 @@ def pack(
 
 def dump_or_refuse(pickler: pickle.Pickler, value: object) -> None:
     """Pickle a value; raise Unsendable if that fails."""
-    try:
+    with unsendable_errors():
         pickler.dump(value)
+
+
+@contextmanager
+def unsendable_errors() -> Iterator[None]:
+    """Convert errors to Unsendable, because classes of the user may raise anything while they are pickled."""
+    try:
+        yield
     except (MemoryError, Unsendable):
         raise
-    except Exception as error:  # classes of the user may raise anything while they are pickled
+    except Exception as error:
         raise Unsendable(f"{type(error).__name__}: {error}") from None
 
 

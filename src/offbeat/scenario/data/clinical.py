@@ -70,7 +70,7 @@ class HeartDisease:
             patients.add("train", x[training], y[training], hospital)
             patients.add("test", x[~training], y[~training], hospital)
         train, test = patients.examples("train"), patients.examples("test")
-        measured = slice(len(MEASURED_COLUMNS))
+        measured = list(range(len(MEASURED_COLUMNS)))  # a copy: a slice sums in another order
         mean, deviation = train[0][:, measured].mean(0), train[0][:, measured].std(0)
         deviation = np.where(deviation > 0, deviation, 1)
         for inputs, _, _ in (train, test):
