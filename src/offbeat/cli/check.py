@@ -54,8 +54,9 @@ def check(
 
 def _check_strategy(reference: str, strategy: Strategy, scripts: int, seed: int) -> list[offbeat.testing.Finding]:
     """Check the laws, and the form that experiment files need."""
+    remarks = spec.check_form(reference, strategy)  # before the laws, which may change a strategy that keeps values
     findings = offbeat.testing.check(strategy, scripts=scripts, seed=seed)
-    for remark in spec.check_form(reference, strategy):
+    for remark in remarks:
         findings.append(offbeat.testing.Finding(remark.rule, remark.meaning, remark.passed, 0, remark.message))
     return findings
 

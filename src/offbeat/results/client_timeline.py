@@ -140,11 +140,11 @@ class ClientTimeline:
 
     def time_shares(self) -> dict[str, float]:
         """Return the shares of the time spent working, waiting and away."""
-        seconds = {"working": 0.0, "waiting": 0.0, "away": 0.0}
-        for job in self.jobs:
-            seconds["working"] += (self.end if job.ended is None else job.ended) - job.sent
-        for period in self.idle_periods:
-            seconds["waiting" if period.kind == "waiting" else "away"] += period.seconds
+        seconds = {
+            "working": sum((self.end if job.ended is None else job.ended) - job.sent for job in self.jobs),
+            "waiting": sum(period.seconds for period in self.idle_periods if period.kind == "waiting"),
+            "away": sum(period.seconds for period in self.idle_periods if period.kind != "waiting"),
+        }
         return {kind: value / (self.end or 1.0) for kind, value in seconds.items()}
 
 

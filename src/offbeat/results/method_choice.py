@@ -110,7 +110,7 @@ def recommend(candidates: Sequence[Candidate], faulty_updates: bool = False) -> 
     differences = {c.label: paired_difference(c.finals, best.finals) for c in others}
     tied = [best, *(c for c in others if not differences[c.label].excludes_zero)]
     choice, reason = _choose_among_tied(tied)
-    why = _explain_choice(choice, reason, tied, eligible)
+    why = _explain_choice(choice, reason, tied, eligible, first.headline)
     labels = [c.label for c in tied]
     return Recommendation(why, ranked, first.headline, seeds, excluded, differences, labels, choice.label)
 
@@ -147,9 +147,11 @@ def _choose_among_tied(tied: Sequence[Candidate]) -> tuple[Candidate, str]:
     return simplest, "it is the simplest of those that move the fewest bytes and keep the least state on the server"
 
 
-def _explain_choice(choice: Candidate, reason: str, tied: Sequence[Candidate], eligible: Sequence[Candidate]) -> str:
+def _explain_choice(
+    choice: Candidate, reason: str, tied: Sequence[Candidate], eligible: Sequence[Candidate], metric: str
+) -> str:
     """Explain in one sentence why a method is recommended."""
-    seeds, metric = len(choice.summaries), next(iter(choice.summaries.values())).headline
+    seeds = len(choice.summaries)
     over = f"{seeds} seeds" if seeds > 1 else "one seed"
     if len(tied) > 1:
         *names, last = [c.label for c in tied]
