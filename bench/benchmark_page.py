@@ -103,7 +103,7 @@ def provenance(command: str, *packages: str) -> str:
 
 def cpu_part(printed: dict[str, list[str]], failed: Sequence[str] = ()) -> str:
     """Format the part of `make bench`: for each script a table of its ratios, then its other lines."""
-    parts = ["## offbeat", provenance("make bench", "offbeat", "torch", "numpy", "numba")]
+    parts = ["## offbeat", provenance("make bench", "offbeat", "torch", "numpy")]
     parts += [f"`bench/{name}.py` failed; its results are missing or incomplete.\n" for name in failed]
     for name, lines in printed.items():
         ratios = [ratio for ratio in parse_ratios(lines) if ratio.name not in SMALL_MODELS]

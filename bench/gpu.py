@@ -25,6 +25,7 @@ from torch.nn.functional import cross_entropy
 from torch.profiler import ProfilerActivity, profile
 
 import offbeat
+from offbeat.core import draws
 from offbeat.core.jobs import Job, Result
 from offbeat.core.protocol import LocalWork
 from offbeat.core.strategies import REGISTRY, FedBuff
@@ -127,18 +128,17 @@ def check() -> None:
 
 
 def check_batch_orders() -> None:
-    """Check that the GPU draws the same batch orders as torch for various numbers of examples and steps."""
+    """Check that the GPU computes the same batch orders as the host for various numbers of examples and steps."""
     trainer = make_trainer("linear", 40, 300, Training(batch=16, steps=50), torch.float32)
     jobs = [replace(job, num_examples=1 + 7 * i) for i, job in enumerate(make_jobs(trainer, 40, 300))]
-    steps, data = [trainer.make_plan(job).steps for job in jobs], [trainer.data.as_index()] * len(jobs)
-    on_gpu = batch_order.draw_batch_order(jobs, steps, data, 44, batch=16, merge=False)
-    order = batch_order.draw_orders_on_host(
-        jobs, steps, torch.zeros_like(on_gpu.order, device="cpu"), batch=16, merge=False
-    )
-    on_host = replace(on_gpu, order=order.to(DEVICE))
-    for gpu_rows, host_rows in zip(on_gpu.batch_rows(0, 50, 16), on_host.batch_rows(0, 50, 16), strict=True):
-        assert torch.equal(gpu_rows, host_rows)
-    print("batch orders drawn on the GPU equal those of torch")
+    steps, data = [trainer.make_plan(job).steps for job in jobs], [trainer.data.index] * len(jobs)
+    on_gpu = batch_order.draw_batch_order(jobs, steps, data, batch=16, merge=False, stack_rows=44)
+    counts = [job.num_examples for job in jobs]
+    epochs = [-(-count // -(-examples // 16)) for count, examples in zip(steps, counts, strict=True)]
+    keys = draws.batch_keys((job.seed, job.client, job.index) for job in jobs)
+    order = draws.example_orders(keys, counts, epochs, [0] * len(jobs))
+    assert torch.equal(on_gpu.order[: len(jobs)].cpu(), order)
+    print("batch orders computed on the GPU equal those of the host")
 
 
 def check_image_layers() -> None:
@@ -387,7 +387,7 @@ def recorded_step_rate(stacks: CudaTrainer, jobs: list[Job]) -> float:
         trainer, layer_trainer = stacks._trainers[0], next(iter(stacks._straight.values()))
         steps, count = [trainer.make_plan(job).steps for job in jobs], len(jobs)
         drawn = batch_order.draw_batch_order(
-            jobs, steps, [stacks._placed[0]] * count, count, trainer.training.batch, merge=False
+            jobs, steps, [stacks._placed[0]] * count, trainer.training.batch, merge=False
         )
         with profile(activities=[ProfilerActivity.CUDA]) as profiler:
             bases, rates = [job.base for job in jobs], [0.01] * count

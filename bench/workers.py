@@ -89,7 +89,7 @@ def arrival_order(setup: build.Setup, experiment: Experiment) -> list[int]:
 
 
 if __name__ == "__main__":
-    print(f"{describe_machine()}; {versions('offbeat', 'torch', 'numpy', 'numba')}")
+    print(f"{describe_machine()}; {versions('offbeat', 'torch', 'numpy')}")
     arguments = sys.argv[1:]
     workers = tuple(word for word in arguments if word not in WORKLOADS) or WORKERS
     for worker in workers:

@@ -63,7 +63,7 @@ def retold(run: Run):
     experiment = run.experiment()
     made = build.setup(experiment)
     numbers = SiteIds.load(run.folder / "sites.json").numbers
-    placed = made.trainer.data.as_index()
+    placed = made.trainer.data.index
     own = ClientData.shared(*placed.pair, {client: placed.rows_of(int(name[-1])) for name, client in numbers.items()})
     trainer = Trainer(made.module, own, experiment.training, made.trainer.task, made.trainer.probe)
     with trace_summary.open_trace(run.trace_file) as db:

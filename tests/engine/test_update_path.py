@@ -30,11 +30,11 @@ FIRST, LAST = 15, 35  # arrivals between which files are counted: after the star
 
 
 def small_run() -> VirtualEngine:
-    """FedAsync on a linear model with inline training, without evaluation, checkpoints, streaming and faults."""
+    """FedAsync with inline training by autograd, without evaluation, checkpoints, streaming and faults."""
     draw = torch.Generator().manual_seed(0)
     x, y = torch.randn(CLIENTS * EXAMPLES, 4, generator=draw), torch.randint(3, (CLIENTS * EXAMPLES,), generator=draw)
     rows = {client: torch.arange(client * EXAMPLES, (client + 1) * EXAMPLES) for client in range(CLIENTS)}
-    data, module = ClientData.shared(x, y, rows), nn.Sequential(nn.Linear(4, 3))
+    data, module = ClientData.shared(x, y, rows), nn.Sequential(nn.Linear(4, 3), nn.Softplus())
     world = World(model=flatten(module), layout=Layout.of(module), clients=data.num_examples)
     environment = SimulatedWorld(delays=Uniform(low=10.0, high=100.0), counts=data.num_examples, seed=0)
     worker = Inline(Trainer(module, data, Training(batch=10)))

@@ -8,7 +8,7 @@ import torch
 
 from offbeat.experiment import build
 from offbeat.experiment.spec.config import Experiment
-from offbeat.training.descent import device_generators, seeded
+from offbeat.training.gradient import device_generators, seeded
 
 
 def test_model_creation_waits_for_other_users_of_the_generators() -> None:

@@ -8,6 +8,7 @@ from typing import get_args
 import pytest
 
 from experiment import messages
+from offbeat.core.draws import batch_keys
 from offbeat.core.errors import ConfigError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
@@ -17,7 +18,6 @@ from offbeat.experiment.run import execution
 from offbeat.experiment.spec import experiment_files
 from offbeat.experiment.spec.config import Experiment, SeedPurpose, Seeds
 from offbeat.scenario.data import load
-from offbeat.training.descent import order_seeds
 
 ONE = experiment_files.parse_experiment("{clients: 4, model: linear, until: 30s}")
 
@@ -30,7 +30,7 @@ def drawn(experiment: Experiment) -> dict[str, object]:
         "partition": [rows.tolist() for rows in data_assignment.training_rows(experiment, load(experiment.data))],
         "delays": [made.simulated_world.time_job(client, 0, LocalWork(), 20, 0.0).duration for client in range(4)],
         "model": flatten(made.module).tolist(),
-        "batches": int(order_seeds([job])[0]),
+        "batches": int(batch_keys([(job.seed, job.client, job.index)])[0]),
     }
 
 

@@ -8,14 +8,15 @@ import pytest
 import torch
 
 from offbeat.core import draws
+from offbeat.core.draws import epoch_order
 from offbeat.core.errors import ConfigError, DataError
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork
 from offbeat.core.vector import flatten
 from offbeat.experiment.spec import experiment_files
 from offbeat.training import trainer as training
+from offbeat.training.augmentation import MAX_SHIFT, CropFlip
 from offbeat.training.client_data import ClientData
-from offbeat.training.regularization import MAX_SHIFT, CropFlip
 from offbeat.training.trainer import Trainer, Training
 
 # two channels of 2 × 3 pixels; black, the smallest value, is 1 in the first and -5 in the second
@@ -54,7 +55,7 @@ def test_every_picture_has_a_move_of_its_own_and_bytes_stay_bytes():
 
 
 def test_shifts_are_of_up_to_four_pixels_and_half_are_mirrored():
-    moves = CropFlip(data_of(PICTURE)).draw(20_000, torch.Generator().manual_seed(0))
+    moves = CropFlip(data_of(PICTURE)).draw(torch.tensor(5), torch.tensor(0), torch.arange(20_000))
     for shift in (0, 1):
         assert moves[:, shift].unique().tolist() == list(range(-MAX_SHIFT, MAX_SHIFT + 1))
     # 20,000 fair coins: a deviation of sqrt(20,000) / 2 = 71, six of them are 0.0212
@@ -106,8 +107,9 @@ def test_a_job_by_hand():
     """One step of all twelve pictures: the gradient is that of the pictures as drawn from the job's key."""
     settings = replace(CROPPED, batch=12, epochs=1)
     made = trainer(settings)
-    order = torch.randperm(12, generator=draws.generator(3, "batches", 0, 0))
-    moves = CropFlip(made.data).draw(12, draws.generator(3, "augment", 0, 0))
+    order = torch.from_numpy(epoch_order(draws.bits(3, "batches", 0, 0), 0, 12))
+    key = torch.tensor(draws.bits(3, "augment", 0, 0) >> 1)
+    moves = CropFlip(made.data).draw(key, torch.tensor(0), torch.arange(12))
     module = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(36, 2))
     module.load_state_dict(MODEL.state_dict())
     shown = CropFlip(made.data)(PICTURES[order], moves)

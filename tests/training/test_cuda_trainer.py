@@ -262,7 +262,7 @@ def test_what_fills_a_batch_up_is_of_the_same_batch() -> None:
     order = torch.arange(20).flip(0)[None].int()
     ones = torch.tensor([1])
     orders = BatchOrder(order, 20 * ones, 3 * ones, 0 * ones, None, 3 * ones, 8, 3)
-    chosen, sizes = orders.batch_rows(0, 4, 8)
+    chosen, sizes, *_ = orders.batch_rows(0, 4, 8)
     assert sizes.flatten().tolist() == [8, 8, 4, 0]
     assert chosen[2, 0].tolist() == [3, 2, 1, 0, 3, 3, 3, 3]
     assert chosen[3, 0].tolist() == [19] * 8  # of who is done, any

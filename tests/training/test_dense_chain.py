@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from test_stack_trainer import agree
 from torch import Tensor, nn
+from uneven_clients import agree
 
 from offbeat.core.jobs import Job
 from offbeat.core.local_rules import Proximal
@@ -16,8 +16,8 @@ from offbeat.core.protocol import LocalRule, LocalWork
 from offbeat.core.strategies.aso_fed import DecayedGradients
 from offbeat.core.vector import Layout, flatten
 from offbeat.training.client_data import ClientData
-from offbeat.training.stacked.dense_chain import DenseChain
-from offbeat.training.stacked.stack_trainer import StackTrainer
+from offbeat.training.dense_chain import DenseChain
+from offbeat.training.dispatch import Dispatcher
 from offbeat.training.tasks import Classification, MultiLabel, Regression
 from offbeat.training.trainer import Trainer, Training
 
@@ -55,13 +55,13 @@ def jobs_of(trainer: Trainer, rule: LocalRule | None = None) -> list[Job]:
 
 
 def check(trainer: Trainer, caplog: Any, rule: LocalRule | None = None, tolerance: float = 1e-12) -> None:
-    assert StackTrainer(trainer)._chain is not None
+    assert trainer.chain is not None
     jobs = jobs_of(trainer, rule)
     alone = [trainer(job) for job in jobs]
-    train = StackTrainer(trainer)
-    results = train(jobs)
+    train = Dispatcher(trainer)
+    results = train.train_many(jobs)
     agree(results, alone, tolerance)
-    for one, other in zip(results, train(jobs), strict=True):
+    for one, other in zip(results, train.train_many(jobs), strict=True):
         assert torch.equal(one.local, other.local)  # the same bits again
     assert not caplog.records, caplog.text
 
@@ -128,7 +128,7 @@ def test_bytes_become_numbers_at_the_door(caplog):
     check(Trainer(module, ClientData.separate(pairs), Training(batch=8)), caplog)
     Standardised.by_example = False
     try:
-        assert StackTrainer(Trainer(module, ClientData.separate(pairs), Training(batch=8)))._chain is None
+        assert Trainer(module, ClientData.separate(pairs), Training(batch=8)).chain is None
     finally:
         Standardised.by_example = True
 
@@ -187,7 +187,7 @@ def test_a_client_that_diverges_spoils_nobody_else(caplog):
     trainer = trainer_of(mlp(), classes)
     jobs = jobs_of(trainer)
     jobs[1] = replace(jobs[1], base=jobs[1].base * 1e200, work=LocalWork(steps=7, lr=1e200))
-    results = StackTrainer(trainer)(jobs)
+    results = Dispatcher(trainer).train_many(jobs)
     alone = [trainer(job) for job in jobs]
     assert not bool(results[1].local.isfinite().all())
     agree([r for r in results if r.ticket != 1], [r for r in alone if r.ticket != 1])

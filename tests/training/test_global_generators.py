@@ -9,7 +9,7 @@ import threading
 import pytest
 import torch
 
-from offbeat.training.descent import device_generators, seeded
+from offbeat.training.gradient import device_generators, seeded
 from waiting import MAX_WAIT_SECONDS
 
 SOURCES = device_generators(torch.device("cpu"))

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
-import pickle
-from copy import deepcopy
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
-from uneven_clients import agree, jobs_of, trainer_of
 
+from offbeat.core.jobs import Job
+from offbeat.core.protocol import LocalWork
+from offbeat.core.vector import flatten
 from offbeat.training import pooling
 from offbeat.training.client_data import ClientData
+from offbeat.training.dropout import DropoutMasks
 from offbeat.training.evaluation import Evaluator
-from offbeat.training.pooling import use_fast_pooling
-from offbeat.training.stacked.stack_trainer import StackTrainer
+from offbeat.training.forward_functions import ForwardFunctions
 from offbeat.training.trainer import Trainer, Training
 
 POOLS = (nn.MaxPool2d, nn.AvgPool2d)
-largest, means = (use_fast_pooling(pool(2)) for pool in POOLS)
+
+
+def fast(pool: nn.Module) -> Any:
+    """Return a function that calls a layer as training and evaluation do."""
+
+    def call(x: Tensor) -> Any:
+        with ForwardFunctions(DropoutMasks(pool)):
+            return pool(x)
+
+    return call
+
+
+largest, means = (fast(pool(2)) for pool in POOLS)
 
 
 @pytest.fixture(autouse=True)
@@ -120,59 +132,31 @@ def test_so_are_other_windows(pool: Any, monkeypatch: Any) -> None:
     x = torch.randn(2, 3, 6, 6)
     expected = pool(x)
     monkeypatch.setattr(pooling, "_pixels", None)
-    assert torch.equal(use_fast_pooling(deepcopy(pool))(x), expected)
-    later = use_fast_pooling(type(pool)(2))  # a setting that is changed afterwards counts
-    vars(later).update({name: value for name, value in vars(pool).items() if name in pool.__constants__})
-    assert torch.equal(later(x), expected)
+    assert torch.equal(fast(pool)(x), expected)
 
 
-def test_who_has_a_forward_of_its_own_keeps_it() -> None:
-    class Mine(nn.MaxPool2d):
-        def forward(self, input: Tensor) -> Tensor:
-            return input
-
-    own, patched = Mine(2), nn.MaxPool2d(2)
-    patched.forward = own.forward  # type: ignore[method-assign]
-    x = torch.ones(1, 1, 2, 2)
-    assert use_fast_pooling(nn.Sequential(own, patched))(x) is x
-    values, places = use_fast_pooling(nn.MaxPool2d(2, return_indices=True))(x)
-    assert values.shape == places.shape
+def test_functions_use_it_too(monkeypatch: Any) -> None:
+    monkeypatch.setattr(pooling, "_pixels", None)
+    x = torch.ones(1, 1, 4, 4, requires_grad=True)
+    for function in (torch.max_pool2d, nn.functional.max_pool2d, nn.functional.avg_pool2d):
+        with ForwardFunctions(DropoutMasks(nn.Identity())), pytest.raises(TypeError):  # it calls `_pixels`
+            function(x, 2)
 
 
-def test_a_copy_and_a_pickle_pool_by_their_own_settings() -> None:
-    x = torch.randn(1, 1, 4, 4)
-    for copy in (deepcopy(largest), pickle.loads(pickle.dumps(largest))):
-        assert torch.equal(copy(x), nn.MaxPool2d(2)(x))
-        copy.kernel_size = copy.stride = 4
-        assert torch.equal(copy(x), x.amax((2, 3), keepdim=True))
-
-
-@pytest.mark.parametrize("pool", POOLS)
-def test_a_stack_with_ties_is_each_client_alone(pool: Any, caplog: Any) -> None:
-    """Weights of zero make every window one of equals."""
-    first = nn.Linear(36, 36)
-    nn.init.zeros_(first.weight)
-    nn.init.zeros_(first.bias)
-    pictures = nn.Sequential(nn.Flatten(), first, nn.Unflatten(1, (1, 6, 6)))
-    trainer = trainer_of(Training(batch=8), nn.Sequential(pictures, pool(2), nn.Flatten(), nn.Linear(9, 4)))
-    jobs = jobs_of(trainer, None)
-    agree(StackTrainer(trainer)(jobs), [trainer(job) for job in jobs])
-    assert not caplog.records, caplog.text  # it did stack
-
-
-def test_training_and_evaluation_use_it_and_leave_the_users_module_alone(monkeypatch: Any) -> None:
+def test_training_and_evaluation_use_it(monkeypatch: Any) -> None:
     called: list[str] = []
 
-    def worth(layer: nn.Module, x: Tensor) -> bool:
-        called.append("asked")
+    def record(*_: Any) -> bool:
+        called.append("pooling")
         return False
 
-    monkeypatch.setattr(pooling, "_applies", worth)
+    monkeypatch.setattr(pooling, "_applies", record)
     module = nn.Sequential(nn.Conv2d(1, 2, 3, padding=1), nn.MaxPool2d(2), nn.Flatten(), nn.Linear(8, 2))
     x, y = torch.randn(6, 1, 4, 4), torch.arange(6) % 2
-    trainer, evaluator = Trainer(module, ClientData.separate([(x, y)])), Evaluator(module, x, y)
+    trainer, evaluator = Trainer(module, ClientData.separate([(x, y)]), Training(batch=6)), Evaluator(module, x, y)
     evaluator(torch.zeros(sum(p.numel() for p in module.parameters())))
-    assert called == ["asked"]
-    trainer.binding.module(x)
-    assert called == ["asked"] * 2
-    assert "forward" not in vars(module[1])
+    assert called == ["pooling"]
+    jobs = [Job(i, 0, i, flatten(module), 0, LocalWork(), 6, {}, 1) for i in range(2)]
+    for job in jobs:
+        trainer(job)
+    assert called == ["pooling"] * 3

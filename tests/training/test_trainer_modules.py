@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from offbeat.core import draws
+from offbeat.core.draws import epoch_order
 from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalJob, LocalRule, LocalWork
 from offbeat.core.vector import flatten
-from offbeat.training import descent as batches
+from offbeat.training import descent
 from offbeat.training.client_data import ClientData
 from offbeat.training.gradient import find_head
 from offbeat.training.trainer import Trainer, Training
@@ -45,14 +46,19 @@ def job(base: Tensor, examples: int, rule: LocalRule | None = None) -> Job:
     ],
 )
 def test_only_a_last_batch_of_one_is_merged(examples: int, batch: int, merge: bool, expected: list[int]) -> None:
-    assert batches.batch_sizes(examples, batch, merge) == expected
+    assert descent.batch_sizes(examples, batch, merge) == expected
 
 
 def test_steps_cycle_through_reshuffled_epochs() -> None:
-    plan = list(batches.shuffled_epochs(5, 2, False, 7, draws.generator(1, "batches", 0, 0)))
-    assert [sizes for _, sizes in plan] == [[2, 2, 1], [2, 2, 1], [2]]
-    assert sorted(plan[0][0].tolist()) == sorted(plan[1][0].tolist()) == [0, 1, 2, 3, 4]
-    assert plan[0][0].tolist() != plan[1][0].tolist()
+    trainer = Trainer(
+        nn.Linear(2, 2), ClientData.separate([(torch.randn(5, 2), torch.arange(5) % 2)]), Training(batch=2)
+    )
+    plan = trainer.make_plan(replace(job(flatten(trainer.binding.module), 5), work=LocalWork(steps=7)))
+    epochs = [(sorted(positions.tolist()), sizes) for positions, sizes, _ in plan.epochs(0)]
+    assert [sizes for _, sizes in epochs] == [[2, 2, 1], [2, 2, 1], [2]]
+    assert epochs[0][0] == epochs[1][0] == [0, 1, 2, 3, 4]
+    orders = [positions.tolist() for positions, _, _ in plan.epochs(0)]
+    assert orders[0] != orders[1]
 
 
 def test_a_trained_job_equals_a_plain_torch_loop_over_the_same_batches() -> None:
@@ -61,10 +67,11 @@ def test_a_trained_job_equals_a_plain_torch_loop_over_the_same_batches() -> None
     base = flatten(module)
     training = Training(lr=0.1, momentum=0.9, weight_decay=0.01, batch=5, epochs=3)
     local = Trainer(module, ClientData.separate([(x, y)]), training)(job(base, 21)).local
-    order = draws.generator(1, "batches", 0, 0)
+    key = draws.bits(1, "batches", 0, 0)
     optimizer = torch.optim.SGD(module.parameters(), lr=0.1, momentum=0.9, weight_decay=0.01)
-    for _ in range(3):
-        for rows in torch.randperm(21, generator=order).split([5, 5, 5, 6]):  # 21 = 4 * 5 + 1: merged
+    for epoch in range(3):
+        order = torch.from_numpy(epoch_order(key, epoch, 21))
+        for rows in order.split([5, 5, 5, 6]):  # 21 = 4 * 5 + 1: merged
             optimizer.zero_grad()
             F.cross_entropy(module(x[rows]), y[rows]).backward()
             optimizer.step()

@@ -26,9 +26,9 @@ from offbeat.scenario.delays import Uniform
 from offbeat.scenario.faults import Corrupted, Crash, Scaled
 from offbeat.scenario.streaming import Growing
 from offbeat.training.client_data import ClientData
+from offbeat.training.dispatch import Dispatcher
 from offbeat.training.evaluation import Evaluator
-from offbeat.training.stacked import stack_trainer
-from offbeat.training.stacked.stack_trainer import StackTrainer
+from offbeat.training.stacked import traced_kernel
 from offbeat.training.trainer import Trainer, Training
 from offbeat.workers import registry
 from offbeat.workers.batched import Batched
@@ -42,8 +42,9 @@ TIMES = {"inline": 0, "batched:1": 1, "batched:2": 2}
 
 @pytest.fixture(autouse=True)
 def stacks_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Also where that does not pay."""
-    monkeypatch.setattr(stack_trainer, "MIN_STACKED_JOBS", 2)
+    """Stack any two jobs, however large the model is."""
+    monkeypatch.setattr(traced_kernel, "why_alone_on_cpu", lambda trainer: None)
+    monkeypatch.setattr(traced_kernel, "MIN_CPU_JOBS", 2)
 
 
 def mlp() -> nn.Module:
@@ -51,16 +52,15 @@ def mlp() -> nn.Module:
 
 
 class Normal(nn.Module):
-    """Neither of its layers is a link of a chain: BatchNorm, dropout, an LSTM."""
+    """A model that is no chain of dense layers: BatchNorm, dropout and a head."""
 
     def __init__(self) -> None:
         super().__init__()
         self.norm, self.drop = nn.BatchNorm1d(3), nn.Dropout(0.2)
-        self.lstm, self.head = nn.LSTM(4, 5, batch_first=True), nn.Linear(5, 3)
+        self.body, self.head = nn.Linear(12, 5), nn.Linear(5, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        states, _ = self.lstm(self.norm(x))
-        out: Tensor = self.head(self.drop(states[:, -1]))
+        out: Tensor = self.head(self.drop(torch.tanh(self.body(self.norm(x).flatten(1)))))
         return out
 
 
@@ -86,7 +86,7 @@ def made(strategy: Any, module: nn.Module | None = None, training: Training | No
 def engine_of(setup: Any, worker: str, memory: int = 2**28, **more: Any) -> VirtualEngine:
     engine = build.build_engine(*setup, **more)
     if cores := TIMES[worker]:
-        batched = registry.make_batched(StackTrainer(setup[0].trainer, memory), cores)
+        batched = registry.make_batched(Dispatcher(setup[0].trainer, memory), cores)
         if isinstance(engine.worker, FaultyWorker):
             engine.worker._worker = batched
         else:
@@ -115,20 +115,20 @@ def compare(setup: Any, tolerance: float = 1e-9, **more: Any) -> VirtualEngine:
 @pytest.mark.parametrize("name", REGISTRY)
 def test_every_strategy_is_trained_equally(name, caplog):
     compare(made(SETTINGS.get(name) or REGISTRY[name]()))
-    assert "one by one" not in caplog.text
+    assert "one at a time" not in caplog.text
 
 
 @pytest.mark.parametrize("name", [name for name in REGISTRY if name != "fedpac"])  # which needs a head and a body
 def test_a_single_layer_is_trained_equally(name, caplog):
     one = nn.Sequential(nn.Flatten(), nn.Linear(12, 3))
     compare(made(SETTINGS.get(name) or REGISTRY[name](), one))
-    assert "one by one" not in caplog.text
+    assert "one at a time" not in caplog.text
 
 
 @pytest.mark.parametrize("name", ["fedbuff", "fedprox", "aso_fed", "fedpsa", "fed_ogd", "gradma", "fedpac"])
-def test_batchnorm_dropout_and_series_are_trained_equally(name, caplog):
+def test_batchnorm_and_dropout_are_trained_equally(name, caplog):
     compare(made(SETTINGS.get(name) or REGISTRY[name](), Normal(), until=Until(updates=8)))
-    assert "one by one" not in caplog.text
+    assert "one at a time" not in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -160,14 +160,17 @@ def test_stacks_of_one_or_two_jobs_are_trained_equally():
     trainer = setup[0].trainer
     job_bytes = 8 * (10 * trainer.binding.layout.size + 16 * 8 * 12)
     for memory, max_jobs in ((2 * job_bytes, 2), (0, 1)):
-        assert StackTrainer(trainer, memory=memory).max_jobs == max_jobs
+        assert Dispatcher(trainer, memory=memory).max_jobs == max_jobs
         compare(setup, memory=memory)
 
 
 def test_float32_agrees_to_five_digits():
     setup, experiment = made(FedBuff(k=3))
     module = mlp()
-    pairs = [tuple(t.float() if t.is_floating_point() else t for t in pair) for pair in setup.trainer.data._pairs]
+    pairs = [
+        tuple(t.float() if t.is_floating_point() else t for t in pair)
+        for pair in (setup.trainer.data.take(client, torch.arange(n)) for client, n in enumerate(SIZES))
+    ]
     data = ClientData.separate(pairs)
     single = build.assemble(module, data, Evaluator(module, *data.all_examples()), experiment)
     compare((single, experiment), tolerance=1e-5)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import typer
 
-from offbeat import engine, results
+from offbeat import engine, results, training, workers
 from offbeat import experiment as experiments
 from offbeat.cli import shared_options as options
 from offbeat.cli.progress_bar import run_progress
 from offbeat.cli.show import print_run
-from offbeat.cli.terminal import print_experiment, say
+from offbeat.cli.terminal import print_experiment, print_table, say
 from offbeat.core.errors import RunError
 from offbeat.engine import virtual
 from offbeat.experiment import run as run_folders
@@ -30,6 +32,13 @@ def run(
     track: options.Track = None,
     data: options.DataFolder = None,
     dry_run: options.DryRun = False,
+    explain_training: Annotated[
+        bool,
+        typer.Option(
+            "--explain-training",
+            help="Print how --worker batched, cuda or auto would train this model, and why not otherwise, and exit.",
+        ),
+    ] = False,
     as_json: options.Json = False,
 ) -> None:
     """Run an experiment in virtual time and store it in a folder.
@@ -40,7 +49,15 @@ def run(
     options.use_data(data, resume)
     options.check_execution_options(worker, memory, track)
     options.check_source_or_resume(
-        source, resume, scale=scale, set=changes, seed=seed, until=until, out=out, dry_run=dry_run
+        source,
+        resume,
+        scale=scale,
+        set=changes,
+        seed=seed,
+        until=until,
+        out=out,
+        dry_run=dry_run,
+        explain_training=explain_training,
     )
     if resume is not None:
         stopped = run_folders.Run(resume)
@@ -55,6 +72,9 @@ def run(
     if dry_run:
         print_experiment(experiment, as_json)
         return
+    if explain_training:
+        print_kernels(experiment, worker)
+        return
     experiments.setup(experiment)  # reject an invalid experiment before a folder is made
     folder = options.new_folder(f"{experiment.name}-{spec.strategy_name(experiment)}", out)
     created = run_folders.create_run(
@@ -62,6 +82,17 @@ def run(
     )
     options.warn(spec.setting_warnings(experiment))
     execute(created, checkpoint_every, as_json, track=track)
+
+
+def print_kernels(experiment: spec.Experiment, worker: str | None) -> None:
+    """Print the kernels for the jobs of an experiment, and why each of them is used or not."""
+    device = workers.device_of(workers.usable(workers.parse_worker(worker or "batched")))
+    prepared = experiments.setup(experiment, device)
+    rule = experiments.first_rule(experiment.strategy, prepared.world)
+    rows = [["kernel", "used", "reason"]]
+    for kernel, reason in training.Dispatcher(prepared.trainer).explain(rule):
+        rows.append([kernel, "no" if reason else "yes", reason or ""])
+    print_table(rows, left=True)
 
 
 def execute(

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from hashlib import blake2b
-from math import log
+from math import log, prod
 from statistics import NormalDist
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 _NORMAL = NormalDist()
 _SCALE = 2.0**-53
@@ -96,3 +97,104 @@ def generator(seed: int, purpose: str, *counters: int) -> torch.Generator:
     g = torch.Generator()
     g.manual_seed(bits(seed, purpose, *counters) >> 1)
     return g
+
+
+# ---------------------------------------------------------------- draws of a job by position
+
+# A hash of a key and a position gives the same integers on every device, for one client or a stack of clients. The hash
+# is splitmix64, on the host with unsigned integers of NumPy and on devices with signed integers of torch.
+
+Keys = NDArray[np.uint64]
+
+_GOLDEN = 0x9E3779B97F4A7C15  # odd, so that multiples of it differ and rarely coincide
+_MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)  # the multipliers of splitmix64
+_LAST = 2**63 - 1  # sorts after every hash of a position that exists
+
+
+def batch_keys(jobs: Iterable[tuple[int, int, int]]) -> Keys:
+    """Return the key of the batch orders of each job (seed, client, index)."""
+    return bits_for_keys("batches", jobs)
+
+
+def example_orders(keys: Keys, counts: Sequence[int], epochs: Sequence[int], firsts: Sequence[int]) -> Tensor:
+    """Return the orders of the examples of each job, epoch after epoch, as rows of int32 on the host.
+
+    Job i has `counts[i]` examples and `epochs[i]` epochs, the first of which has the number `firsts[i]`.
+    """
+    lengths = [count * number for count, number in zip(counts, epochs, strict=True)]
+    orders = np.zeros((len(keys), max(lengths)), np.int32)
+    for row, key, count, number, first in zip(orders, keys, counts, epochs, firsts, strict=True):
+        for epoch in range(number):
+            row[epoch * count : (epoch + 1) * count] = epoch_order(int(key), first + epoch, count)
+    return torch.from_numpy(orders)
+
+
+def epoch_order(key: int, epoch: int, examples: int) -> NDArray[np.int64]:
+    """Return the order of the examples in an epoch of one job: the argsort of a hash of each position."""
+    # splitmix64 is one to one, so no two hashes are equal; signed, as on devices
+    return np.argsort(epoch_hashes(key, epoch, examples).view(np.int64))
+
+
+def epoch_hashes(key: int, epoch: int, examples: int) -> Keys:
+    """Return a hash of (key, epoch, position) for each position of an epoch."""
+    mixed = _splitmix64(np.array([(key + epoch * _GOLDEN) % 2**64], np.uint64))
+    return _splitmix64(np.arange(examples, dtype=np.uint64) * np.uint64(_GOLDEN) + mixed)
+
+
+def example_orders_on_device(
+    keys: Tensor, counts: Tensor, epochs: Tensor, firsts: Tensor, longest: int, most: int, length: int
+) -> Tensor:
+    """Compute `example_orders` on the device of the keys, which are int64 with the same bits.
+
+    The host knows the largest number of examples, `longest`, of epochs, `most`, and of both multiplied, `length`.
+    """
+    orders = keys.new_zeros((len(keys), length + 1), dtype=torch.int32)  # the last column takes surplus positions
+    position, counts = torch.arange(longest, device=keys.device), counts[:, None]
+    for epoch in range(most):
+        hashes = epoch_hashes_on_device(keys, firsts + epoch, position)
+        order = torch.where(position < counts, hashes, _LAST).argsort(dim=1, stable=True)
+        exists = (position < counts) & (epoch < epochs[:, None])
+        orders.scatter_(1, torch.where(exists, epoch * counts + position, length), order.int())
+    return orders[:, :length].contiguous()
+
+
+def epoch_hashes_on_device(keys: Tensor, epochs: Tensor, positions: Tensor) -> Tensor:
+    """Compute `epoch_hashes` of many jobs and positions, as int64 with the same bits."""
+    mixed = splitmix64(keys + epochs * _signed(_GOLDEN))
+    return splitmix64(positions * _signed(_GOLDEN) + mixed[..., None])
+
+
+def step_keys(noise: Tensor, steps: Tensor | int) -> Tensor:
+    """Return the key of a step for the noise seed of a job, or of each of many jobs."""
+    return noise + (steps * _signed(_GOLDEN) if isinstance(steps, Tensor) else _signed(steps * _GOLDEN))
+
+
+def hashed_uniform(key: Tensor, shape: tuple[int, ...]) -> Tensor:
+    """Return numbers in [0, 1), each a hash of the key and its position; 24 bits, which are exact in float32."""
+    # mix the key first: otherwise the numbers of the next step would be the same ones, shifted by one position
+    z = splitmix64(torch.arange(prod(shape), device=key.device) * _signed(_GOLDEN) + splitmix64(key))
+    return ((z >> 40 & 0xFFFFFF).to(torch.float32) / 2**24).view(shape)
+
+
+def site_noise(site: int, call: int) -> int:
+    """Return the number added to the key of a step for this dropout layer and this call of it."""
+    return _signed((site + 1) * _MIX[0] + call * 0xD1B54A32D192ED03)
+
+
+def splitmix64(z: Tensor) -> Tensor:
+    """Mix the bits of int64 values with splitmix64; the masks remove the sign bits that >> shifts in."""
+    z = (z ^ (z >> 30 & 0x3FFFFFFFF)) * _signed(_MIX[0])
+    z = (z ^ (z >> 27 & 0x1FFFFFFFFF)) * _signed(_MIX[1])
+    return z ^ (z >> 31 & 0x1FFFFFFFF)
+
+
+def _splitmix64(z: Keys) -> Keys:
+    """Mix the bits of unsigned values with splitmix64."""
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(_MIX[0])
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(_MIX[1])
+    return z ^ (z >> np.uint64(31))
+
+
+def _signed(number: int) -> int:
+    """Wrap an integer to signed 64 bits, the range of tensor arithmetic."""
+    return (number + 2**63) % 2**64 - 2**63

@@ -7,13 +7,14 @@ process, or twice.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from dataclasses import dataclass, field, is_dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map
 
+from offbeat.core.errors import ProtocolError
+from offbeat.core.local_rules import RuleCarry
 from offbeat.core.protocol import Layout, LocalJob, LocalWork
 
 # name of the client memory that holds BatchNorm statistics which stay at the client; rules must not use it
@@ -21,7 +22,6 @@ CLIENT_STATISTICS = "own statistics"
 # name of the extra with the seconds of training that a live client measured
 TRAINING_SECONDS = "training_seconds"
 Rate = float | Tensor
-Carry = TypeVar("Carry")
 
 
 @dataclass(slots=True)  # not frozen: one is created per update, and freezing would slow the engine by 5 %
@@ -91,13 +91,22 @@ def stack_jobs(jobs: Sequence[LocalJob]) -> LocalJob:
     return LocalJob(base, start, first.layout, to_column([job.lr for job in jobs], start), extras, memory, first.probe)
 
 
-def stack_carries(carries: Sequence[Carry]) -> Carry:
-    """Stack the carries returned by `begin`; values other than tensors are equal for all jobs."""
-    stacked: Carry = tree_map(lambda *leaf: torch.stack(leaf) if isinstance(leaf[0], Tensor) else leaf[0], *carries)
+def stack_carries(carries: Sequence[RuleCarry]) -> RuleCarry:
+    """Stack the carries returned by `begin`; values other than tensors must be equal for all jobs."""
+
+    def stack(*leaves: RuleCarry) -> RuleCarry:
+        """Stack one value of all jobs."""
+        if isinstance(leaves[0], Tensor):
+            return torch.stack(leaves)
+        if any(leaf is not leaves[0] and (is_dataclass(leaf) or leaf != leaves[0]) for leaf in leaves):
+            raise ProtocolError("jobs of a stack differ in a part of their rule's carry that is not a tensor")
+        return leaves[0]
+
+    stacked: RuleCarry = tree_map(stack, *carries)
     return stacked
 
 
-def select_carry(carry: Carry, client: int) -> Carry:
+def select_carry(carry: RuleCarry, client: int) -> RuleCarry:
     """Return the carry of one client of a stack."""
-    selected: Carry = tree_map(lambda leaf: leaf[client].clone() if isinstance(leaf, Tensor) else leaf, carry)
+    selected: RuleCarry = tree_map(lambda leaf: leaf[client].clone() if isinstance(leaf, Tensor) else leaf, carry)
     return selected

@@ -27,7 +27,7 @@ class Phase:
 
 
 Gradient = Callable[[Tensor], Tensor]  # point -> gradient of this batch's loss there (trainable entries only)
-RuleCarry = Any  # the values that a rule passes from step to step: tensors in tuples, dicts or dataclasses
+RuleCarry = Any  # the values that a rule passes from step to step: tensors in tuples, lists or dicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +99,7 @@ class LocalWork:
     extras: Mapping[str, Tensor] = field(default_factory=dict, hash=False, compare=False)
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         for name in ("steps", "epochs"):
             value = getattr(self, name)
             require(value is None or value >= 1, f"work.{name} = {value}: must be at least 1")
@@ -121,6 +122,7 @@ class Proximal(LocalRule):
     mu: float
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         require(self.mu >= 0 and isfinite(self.mu), f"proximal mu = {self.mu}: must be 0 or more, and finite")
 
     def direction(self, job: LocalJob, w: Tensor, grad: Gradient, carry: RuleCarry) -> tuple[Tensor, RuleCarry]:

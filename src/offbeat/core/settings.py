@@ -78,6 +78,7 @@ class Settings:
     """
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         check(self)
 
 

@@ -54,6 +54,7 @@ class Slice:
     kind: Kind = "param"
 
     def __post_init__(self) -> None:
+        """Check the fields."""
         if self.kind not in get_args(Kind):
             raise ConfigError(f"slice {self.name!r}: kind {self.kind!r} is not one of {get_args(Kind)}")
         if self.stop - self.start != prod(self.shape):
@@ -74,6 +75,7 @@ class Layout:
     params_only: bool = field(init=False, compare=False)  # no buffers and counters: the common, fast case
 
     def __post_init__(self) -> None:
+        """Check the fields and set derived ones."""
         end = 0
         for s in self.slices:
             if s.start != end:

@@ -45,12 +45,15 @@ class Uncompressed:
     feedback: ClassVar[bool] = False
 
     def pack(self, delta: Tensor) -> Parts:
+        """Return the tensors to send."""
         return {"delta": delta}
 
     def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
+        """Reconstruct `size` entries; raise DataError for parts that do not fit, which may come from any client."""
         return _checked_part(parts, "delta", size, dtype)
 
     def __str__(self) -> str:
+        """Return the text that is shown to users."""
         return "none"
 
 
@@ -61,15 +64,18 @@ class Half:
     feedback: ClassVar[bool] = False
 
     def pack(self, delta: Tensor) -> Parts:
+        """Return the tensors to send."""
         half = delta.to(torch.float16)
         if bool((half.isinf() & delta.isfinite()).any()):
             raise DataError("an update has entries over 65504, too large for half precision: use compression 8bit")
         return {"half": half}
 
     def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
+        """Reconstruct `size` entries; raise DataError for parts that do not fit, which may come from any client."""
         return _checked_part(parts, "half", size, torch.float16).to(dtype)
 
     def __str__(self) -> str:
+        """Return the text that is shown to users."""
         return "half"
 
 
@@ -81,9 +87,11 @@ class TopK:
     feedback: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         require(0 < self.share <= 1, f"compression topk:{self.share}: the share lies in (0, 1]")
 
     def pack(self, delta: Tensor) -> Parts:
+        """Return the tensors to send."""
         if len(delta) == 0:
             return {"places": torch.zeros(0, dtype=torch.int32), "values": delta}
         count = min(len(delta), ceil(self.share * len(delta)))
@@ -92,6 +100,7 @@ class TopK:
         return {"places": places.to(wide), "values": delta[places]}
 
     def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
+        """Reconstruct `size` entries; raise DataError for parts that do not fit, which may come from any client."""
         places = parts.get("places")
         if places is None or places.dim() != 1 or places.dtype not in (torch.int32, torch.int64):
             raise DataError("a top-k upload without places")
@@ -102,6 +111,7 @@ class TopK:
         return torch.zeros(size, dtype=dtype).index_put_((places,), values)
 
     def __str__(self) -> str:
+        """Return the text that is shown to users."""
         return f"topk:{self.share:g}" if float(f"{self.share:g}") == self.share else f"topk:{self.share!r}"
 
 
@@ -112,6 +122,7 @@ class EightBit:
     feedback: ClassVar[bool] = False
 
     def pack(self, delta: Tensor) -> Parts:
+        """Return the tensors to send."""
         blocks = torch.nn.functional.pad(delta, (0, -len(delta) % BLOCK)).view(-1, BLOCK)
         scales = (blocks.abs().amax(1, keepdim=True) / STEPS).float()
         divisors = torch.where(scales == 0, torch.ones_like(scales), scales).to(delta.dtype)
@@ -119,11 +130,13 @@ class EightBit:
         return {"steps": steps.to(torch.int8).flatten()[: len(delta)], "scales": scales.flatten()}
 
     def unpack(self, parts: Mapping[str, Tensor], size: int, dtype: torch.dtype) -> Tensor:
+        """Reconstruct `size` entries; raise DataError for parts that do not fit, which may come from any client."""
         steps = _checked_part(parts, "steps", size, torch.int8)
         scales = _checked_part(parts, "scales", -(-size // BLOCK), torch.float32)
         return steps.to(dtype) * scales.to(dtype).repeat_interleave(BLOCK)[:size]
 
     def __str__(self) -> str:
+        """Return the text that is shown to users."""
         return "8bit"
 
 

@@ -86,6 +86,7 @@ class PartitionSource:
     number: int
 
     def load(self, experiment: Experiment) -> LocalTraining:
+        """Load model and data for this experiment; raise an error with one line if they cannot be used."""
         if is_pooled(experiment.strategy):
             raise ConfigError("this strategy trains on pooled data: a site cannot take part")
         if not 0 <= self.number < experiment.clients:
@@ -103,7 +104,7 @@ class PartitionTraining:
         # a survey finds the test examples of each client
         self._setup = setup(replace(experiment, survey=Survey(clients=1, examples=1)))
         self._number, self._experiment = number, experiment
-        data = self._setup.trainer.data.as_index()
+        data = self._setup.trainer.data.index
         (self._x, self._y), self._rows = data.pair, data.rows_of(number)
         self._trainer: tuple[int, Trainer] | None = None
 
@@ -116,16 +117,19 @@ class PartitionTraining:
         return self._setup.world.model.dtype
 
     def num_examples(self, index: int, seconds: float) -> int:
+        """Return the number of training examples before the n-th job, `seconds` after the first greeting."""
         experiment = self._experiment
         return experiment.streaming.arrived(experiment.seed_of("delays"), self._number, len(self._rows), index, seconds)
 
     def trainer(self, client: int) -> Trainer:
+        """Return a trainer on the current examples for the client number that the server uses."""
         if self._trainer is None or self._trainer[0] != client:
             data, template = ClientData.shared(self._x, self._y, {client: self._rows}), self._setup.trainer
             self._trainer = client, Trainer(self._setup.module, data, template.training, template.task, template.probe)
         return self._trainer[1]
 
     def scores(self, model: Tensor) -> tuple[int, dict[str, float]]:
+        """Return the number of the site's test examples and the scores on them; 0 and none without such examples."""
         surveyor = self._setup.surveyor
         if surveyor is None or surveyor.facts["surveyed"] != ON_TEST:
             return 0, {}
@@ -155,6 +159,7 @@ class SiteFile:
 
     @one_thread()
     def load(self, experiment: Experiment) -> SiteFileTraining:
+        """Load model and data for this experiment; raise an error with one line if they cannot be used."""
         return SiteFileTraining(LoadedSiteFile(self.path), experiment)
 
 
@@ -280,16 +285,19 @@ class SiteFileTraining:
         return None if self._evaluated_on is None else self._evaluator
 
     def num_examples(self, index: int, seconds: float) -> int:
+        """Return the number of training examples before the n-th job, `seconds` after the first greeting."""
         self._reload()
         return len(self._pair[1])
 
     def trainer(self, client: int) -> Trainer:
+        """Return a trainer on the current examples for the client number that the server uses."""
         grown = self._reload()
         if grown or self._client != client:
             self._trainer, self._client = self._make_trainer(client), client
         return self._trainer
 
     def scores(self, model: Tensor) -> tuple[int, dict[str, float]]:
+        """Return the number of the site's test examples and the scores on them; 0 and none without such examples."""
         if self._evaluated_on is None:
             return 0, {}
         return len(self._evaluated_on[1]), self._evaluator(model)

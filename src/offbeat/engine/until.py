@@ -33,6 +33,7 @@ class Target:
     higher_is_better: bool | None = None  # None until it is known from a run
 
     def __post_init__(self) -> None:
+        """Check the fields."""
         require(isfinite(self.value), f"target {self.metric}={self.value}: must be a finite number")
 
     def with_direction(self, directions: Mapping[str, bool]) -> Target:
@@ -49,6 +50,7 @@ class Target:
         return value >= self.value if higher else value <= self.value
 
     def __str__(self) -> str:
+        """Return the text that is shown to users."""
         return f"{self.metric}={_exact(self.value)}"
 
 
@@ -61,6 +63,7 @@ class Until:
     target: Target | None = None
 
     def __post_init__(self) -> None:
+        """Check the fields."""
         positive = self.seconds is None or (self.seconds > 0 and isfinite(self.seconds))
         require(positive, f"until {self.seconds}s: must be positive and finite")
         require(self.updates is None or self.updates >= 1, f"until {self.updates} updates: at least 1")
@@ -77,6 +80,7 @@ class Until:
         return min(1.0, max(by_seconds, by_updates))
 
     def __str__(self) -> str:
+        """Return the text that is shown to users."""
         seconds = f"{_exact(self.seconds)}s" if self.seconds is not None else ""
         updates = f"{self.updates}updates" if self.updates is not None else ""
         return ",".join(filter(None, (seconds, updates, str(self.target) if self.target else "")))

@@ -2,6 +2,7 @@ from offbeat.experiment import build as build
 from offbeat.experiment import comparison as comparison
 from offbeat.experiment import parameter_sweep as parameter_sweep
 from offbeat.experiment.build import build_engine as build_engine
+from offbeat.experiment.build import first_rule as first_rule
 from offbeat.experiment.build import setup as setup
 from offbeat.experiment.comparison import DEFAULT_REFERENCE as DEFAULT_REFERENCE
 from offbeat.experiment.comparison import MANIFEST as MANIFEST

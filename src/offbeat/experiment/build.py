@@ -17,7 +17,17 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from offbeat.core.computed_rows import map_rows
 from offbeat.core.errors import ConfigError, unknown_name
-from offbeat.core.protocol import LocalWork, World
+from offbeat.core.protocol import (
+    ClientReady,
+    Dispatch,
+    Event,
+    LocalRule,
+    LocalWork,
+    SetTimer,
+    Strategy,
+    TimerFired,
+    World,
+)
 from offbeat.core.strategy_contract import contract_of
 from offbeat.core.threads import one_thread
 from offbeat.core.vector import Binding, Layout, flatten
@@ -114,6 +124,19 @@ def setup(experiment: Experiment, device: str = "cpu") -> Setup:
     facts = {"data": data.summary, "evaluated": experiment.evaluate, **model_card.model_facts(module, data)}
     names = names_fact(owner_names(experiment, data, assigned))
     return replace(assembled, facts={**assembled.facts, **facts, **names})
+
+
+def first_rule(strategy: Strategy, world: World) -> LocalRule | None:
+    """Return the client rule of the first job that a strategy dispatches when all clients are ready."""
+    state = strategy.init(world)
+    events: list[Event] = [ClientReady(now=0.0, client=k, num_examples=n) for k, n in world.clients.items()]
+    for event in events:
+        for action in strategy.on_event(state, event):
+            if isinstance(action, Dispatch):
+                return action.work.rule
+            if isinstance(action, SetTimer):  # synchronous rounds start when their timer fires
+                events.append(TimerFired(now=action.at, key=action.key))
+    return None
 
 
 def copy_to_device(device: str, tensor: Tensor) -> Tensor:

@@ -36,6 +36,7 @@ class SiteDescription:
     away: float = 0.0  # share of the time that a site is unavailable
 
     def __post_init__(self) -> None:
+        """Check the fields."""
         require(1 < self.sites <= MAX_SITES, f"sites = {self.sites}: must be from 2 to {MAX_SITES}")
         most = MAX_EXAMPLES / MIN_EXAMPLES
         require(1 <= self.sizes <= most, f"sizes = {self.sizes:g}: must be from 1 (equal) to {most:g}")

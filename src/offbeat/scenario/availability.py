@@ -71,6 +71,7 @@ class Dropout(ScenarioSettings, Availability):
     at: float | Range = 0.0  # virtual seconds, or two: each client draws its own; 0: they never take part
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         store_range(self, "at")
 
@@ -90,6 +91,7 @@ class JoinAndLeave(ScenarioSettings, Availability):
     share: UpToOne = 1.0
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         store_range(self, "join")
         if self.stay is not None:
@@ -140,6 +142,7 @@ class Diurnal(ScenarioSettings, Availability):
     day: Duration = 86400.0  # virtual seconds of a day; the run begins at midnight
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         low, high = store_range(self, "hours")
         store_range(self, "begin")

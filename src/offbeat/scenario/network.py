@@ -43,6 +43,7 @@ class Instant:
     """No time for transfers: they are instantaneous, or delays include them."""
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
+        """Return the seconds that it takes, from `at` on, to send `size` bytes from (up) or to the client."""
         return 0.0
 
 
@@ -54,6 +55,7 @@ class Offset(RangeSettings):
     high: Amount = 100.0
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
+        """Return the seconds that it takes, from `at` on, to send `size` bytes from (up) or to the client."""
         return draw_between((self.low, self.high), seed, "network", client) / 2  # half for each direction
 
 
@@ -74,6 +76,7 @@ class Bandwidth(RangeSettings):
         return self.high - (self.high - self.low) * draws.uniform(seed, "network", client)
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
+        """Return the seconds that it takes, from `at` on, to send `size` bytes from (up) or to the client."""
         speed = self.mbps(seed, client) * (self.upload if up else 1.0)
         return self.latency + size * MEGABITS_PER_BYTE / speed
 
@@ -90,10 +93,12 @@ class RecordedBandwidth(RecordedLaw):
         return {}
 
     def transfer(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
+        """Return the seconds that it takes, from `at` on, to send `size` bytes from (up) or to the client."""
         pace = self._pace(client)
         return elapsed_seconds(size * MEGABITS_PER_BYTE, at, pace.times, pace.values)
 
     def guessed(self, seed: int, client: int, size: int, at: float, up: bool) -> float:
+        """Return the seconds of the transfer if the speed stayed as it is at that time."""
         return size * MEGABITS_PER_BYTE * self._pace(client).at(at)
 
     def _pace(self, client: int) -> RecordedSeries:

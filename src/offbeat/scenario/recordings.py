@@ -119,7 +119,7 @@ def _read_column(path: str, name: str, changed: int) -> Recording:
 
 
 def _parse_value(cell: object, name: str, where: str) -> float:
-    """Parse a cell of a column that laws read: 0 or 1, or a positive number."""
+    """Parse the value of a recording at one time: 0 or 1 in the column `available`, else a positive number."""
     if name == AVAILABLE:
         text = str(cell).strip().lower()
         if text == "":

@@ -32,6 +32,7 @@ class ScenarioSettings:
     """Base class of frozen dataclasses with settings: convert lists of files to tuples and check all annotations."""
 
     def __post_init__(self) -> None:
+        """Check the settings and set derived fields."""
         for setting in fields(self):  # type: ignore[arg-type]
             if isinstance(value := getattr(self, setting.name, None), list):
                 object.__setattr__(self, setting.name, tuple(value))
@@ -48,6 +49,7 @@ class RangeSettings(ScenarioSettings):
     high: float
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         require(self.low <= self.high, f"{type(self).__name__}: low = {self.low} is above high = {self.high}")
 

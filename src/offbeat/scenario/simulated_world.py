@@ -125,6 +125,7 @@ class SimulatedWorld:
     _windows: dict[int, tuple[float, Window]] = field(init=False, repr=False, compare=False, default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Check the fields and set derived ones."""
         object.__setattr__(self, "_per_step", self.delays.unit == "step")
         has_steps = not self._per_step or self.steps is not None
         require(has_steps, "delays per step need the steps of a job: give steps, or use unit='job'")

@@ -38,9 +38,11 @@ class Static:
     """All data is there from the start."""
 
     def arrived(self, seed: int, client: int, total: int, index: int, now: float) -> int:
+        """Return how many of the client's `total` examples have arrived before its n-th job; it never decreases."""
         return total
 
     def order(self, seed: int, client: int, rows: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Return the client's examples, which have these labels, in the order in which they arrive."""
         return rows  # the order does not matter if all are used
 
 
@@ -60,18 +62,21 @@ class Growing(ScenarioSettings):
     min_examples: Count = 1  # or all if a client has fewer; batch statistics need 2
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         _, high = store_range(self, "start", "a share of the client's data")
         store_range(self, "rate", "a share of the client's data")
         require(high <= 1, f"{type(self).__name__}: start = {self.start}: must be at most 1, all data")
 
     def arrived(self, seed: int, client: int, total: int, index: int, now: float) -> int:
+        """Return how many of the client's `total` examples have arrived before its n-th job; it never decreases."""
         start = draw_between(self.start, seed, "arrival start", client)
         rate = draw_between(self.rate, seed, "arrival rate", client)
         share = min(start + rate * (index if self.per == "round" else now), 1.0)
         return min(total, max(self.min_examples, int(share * total + 1e-9)))  # 0.29 * 100 is 28.999..., not 28
 
     def order(self, seed: int, client: int, rows: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Return the client's examples, which have these labels, in the order in which they arrive."""
         return rows[torch.randperm(len(rows), generator=draws.generator(seed, "arrival order", client))]
 
 
@@ -88,6 +93,7 @@ class Drifting(Growing):
     shared: bool = True  # whether the order of the classes is the same for all clients
 
     def order(self, seed: int, client: int, rows: Tensor, labels: Tensor | None = None) -> Tensor:
+        """Return the client's examples, which have these labels, in the order in which they arrive."""
         if labels is None or labels.dim() != 1 or labels.is_floating_point():
             raise DataError("drifting and class-incremental data need one class label for each example")
         moments = torch.rand(len(rows), generator=draws.generator(seed, "arrival order", client), dtype=torch.float64)

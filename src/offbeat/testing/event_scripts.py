@@ -63,12 +63,14 @@ class Step:
     seconds: float = 0.0  # of a wait
 
     def __post_init__(self) -> None:
+        """Check the fields."""
         if self.kind not in KINDS and self.kind != WAIT:
             raise unknown_name("step", self.kind, (*KINDS, WAIT))
         if self.kind == WAIT and not 0 < self.seconds < inf:
             raise ConfigError(f"wait {self.seconds:g}: must be a positive number of seconds")
 
     def __str__(self) -> str:
+        """Return the text that is shown to users."""
         if self.kind == WAIT:
             return f"wait {self.seconds:g}"
         return self.kind if self.kind == "join" else f"{self.kind} {self.pick}"

@@ -28,6 +28,7 @@ class Finding:
     world: World | None = None  # the world of that script
 
     def __str__(self) -> str:
+        """Return the text that is shown to users."""
         line = f"{'kept  ' if self.passed else 'BROKEN'}  {self.law}: {self.meaning}"
         if self.passed:
             return line

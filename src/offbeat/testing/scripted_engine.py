@@ -44,6 +44,7 @@ class LogEntry:
     version: int
 
     def __str__(self) -> str:
+        """Return the text that is shown to users."""
         return describe_event(self.event) + "".join(f"\n    {describe_event(action)}" for action in self.actions)
 
 
@@ -263,4 +264,5 @@ class ScriptedEngine:
         return self.ledger.open_jobs[self.ledger.open_tickets[client]]
 
     def __str__(self) -> str:
+        """Return the text that is shown to users."""
         return "\n".join(map(str, self.log))

@@ -2,9 +2,9 @@ from offbeat.training.client_data import ClientData as ClientData
 from offbeat.training.client_data import Pair as Pair
 from offbeat.training.client_data import validate_examples as validate_examples
 from offbeat.training.descent import descend as descend
-from offbeat.training.descent import exclusive_generators as exclusive_generators
 from offbeat.training.descent import make_local_job as make_local_job
 from offbeat.training.descent import run_phase as run_phase
+from offbeat.training.dispatch import Dispatcher as Dispatcher
 from offbeat.training.evaluation import ACTIVE as ACTIVE
 from offbeat.training.evaluation import ALL_CLIENTS as ALL_CLIENTS
 from offbeat.training.evaluation import SLOW_CLASSES as SLOW_CLASSES
@@ -15,6 +15,7 @@ from offbeat.training.evaluation import Evaluator as Evaluator
 from offbeat.training.evaluation import Survey as Survey
 from offbeat.training.evaluation import Surveyor as Surveyor
 from offbeat.training.evaluation import check_model as check_model
+from offbeat.training.gradient import exclusive_generators as exclusive_generators
 from offbeat.training.sensitivity import Probe as Probe
 from offbeat.training.sensitivity import Sensitivity as Sensitivity
 from offbeat.training.sensitivity import make_probe as make_probe

@@ -15,9 +15,10 @@ from torch.nn.functional import pad
 from offbeat.core.errors import DataError, OffbeatError, describe_example, require
 from offbeat.core.vector import Binding
 from offbeat.training.client_data import ClientData, Pair, validate_examples
-from offbeat.training.descent import device_generators, seeded
+from offbeat.training.dropout import DropoutMasks
+from offbeat.training.forward_functions import ForwardFunctions
+from offbeat.training.gradient import device_generators, seeded
 from offbeat.training.metric_formulas import recalls
-from offbeat.training.pooling import use_fast_pooling
 from offbeat.training.tasks import Classification, Loss, Metric, Segmentation, Task, as_task
 
 EVALUATION_BATCH = 1024
@@ -39,24 +40,27 @@ class Evaluator:
         self._x, self._y = validate_examples(x, y, where="evaluation data: ")
         small = self._x.device.type == "cpu" and any(isinstance(layer, CONVOLUTIONS) for layer in module.modules())
         self._batch = batch or (CONVOLUTION_BATCH if small else EVALUATION_BATCH)
-        self._binding = Binding(use_fast_pooling(deepcopy(module)).eval())
+        self._binding = Binding(deepcopy(module).eval())
         self._sources = device_generators(self._binding.vector.device)
         self.task = as_task(task, self._y.dtype)
         self.mixes: Mapping[str, Tensor] = {}
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # pickling a view copies it, so the other process binds the parameters again
         return Evaluator, (self._binding.module, self._x, self._y, self.task, self._batch), {"mixes": self.mixes}
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
+        """The metrics of the task, the loss first."""
         return self.task.metrics
 
     @property
     def examples(self) -> tuple[Tensor, Tensor]:
+        """The evaluation data."""
         return self._x, self._y
 
     def __call__(self, vector: Tensor) -> dict[str, float]:
+        """Return the metrics of a model by name."""
         rows = self.rows(vector, self._x, self._y)
         return self.values(rows) | self.mix_accuracies(rows)
 
@@ -65,7 +69,7 @@ class Evaluator:
         self._binding.load(vector)
         module = self._binding.module
         # seeded, because modules may draw random numbers in evaluation mode
-        with torch.no_grad(), seeded(self._sources, 0):
+        with torch.no_grad(), seeded(self._sources, 0), ForwardFunctions(DropoutMasks(module)):
             batches = zip(torch.split(x, self._batch), torch.split(y, self._batch), strict=True)
             return torch.cat([self.task.rows(module(a), b) for a, b in batches])
 
@@ -102,6 +106,7 @@ class Survey:
     active: float = 0.5  # share of clients that count as active: the fastest, with ties; the others are stragglers
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         require(self.every >= 0, f"survey.every = {self.every}: must be 0 (at the end only) or more")
         require(
             self.clients >= 1,
@@ -127,6 +132,7 @@ class Surveyor:
     facts: Mapping[str, str] = field(default_factory=dict)  # explanations of the values, for the trace
 
     def __call__(self, model_of: Callable[[int], Tensor]) -> tuple[dict[int, dict[str, float]], dict[str, float]]:
+        """Evaluate clients and groups with the model that `model_of` returns for each client."""
         clients, rows_of = _selected_clients(self.data, self.clients), self.evaluator.rows
         rows = {client: rows_of(model_of(client), *self._examples(client)) for client in clients}
         groups: dict[str, float] = {}
@@ -136,6 +142,7 @@ class Surveyor:
         return {client: self.evaluator.values(r) for client, r in rows.items()}, groups
 
     def _examples(self, client: int) -> Pair:
+        """Return evenly spaced examples of a client."""
         available = self.data.size(client)
         count = min(available, self.examples)
         return self.data.take(client, torch.arange(count) * available // count)  # evenly spaced
@@ -154,6 +161,7 @@ class ClientTests:
     _evaluated: dict[int, tuple[Tensor, Tensor]] = field(init=False, repr=False, default_factory=dict)  # model, rows
 
     def __call__(self, model_of: Callable[[int], Tensor]) -> dict[str, float]:
+        """Return the mean of each metric over the clients."""
         rows = [self._rows(client, model_of(client)) for client in _selected_clients(self.data, self.clients)]
         each = [self.evaluator.values(r) for r in rows]
         means = {name: fmean(values[name] for values in each) for name in each[0]}
@@ -169,6 +177,7 @@ class ClientTests:
 
 
 def _selected_clients(data: ClientData, clients: Sequence[int] | None) -> Iterable[int]:
+    """Return these clients, or all clients for None."""
     return data.num_examples if clients is None else clients
 
 
@@ -201,6 +210,7 @@ def check_model(module: nn.Module, clients: ClientData, evaluator: Evaluator, ta
 
 
 def _check_part(module: nn.Module, task: Task, part: str, x: Tensor, y: Tensor, classes: int | None) -> None:
+    """Raise DataError if the model cannot compute outputs or loss of these examples."""
     examples = f"inputs {describe_example(x)} and labels {describe_example(y)}"
     outputs: Any = None
     try:

@@ -2,37 +2,30 @@
 
 Parameters are views into one flat vector w. The first evaluation at w runs the module directly and updates its batch
 statistics. Every other evaluation restores w and the statistics afterwards. All evaluations of a batch use the same
-dropout masks, so gradients at two points differ only by the point.
+dropout masks, so gradients at two points differ only by the point. Chains of fully connected layers have a closed form.
 
-For small chains of fully connected layers autograd's bookkeeping takes longer than its arithmetic. `DenseGradient`
-calls the operations that autograd would run directly, bit for bit. It writes each gradient to a separate tensor, as
-autograd does, because on some processors the memory address of the result decides the order in which a matrix product
-sums. `stacked.dense_chain` computes the same gradients for stacks, within rounding.
+Some layers draw from PyTorch's global generators. They are seeded from the job's key and restored afterwards, so no job
+depends on another. Other threads wait meanwhile: two threads would draw each other's numbers, and torch can deadlock if
+two threads ask for the state of a generator.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import os
+import threading
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
-from typing import Any
 
 import torch
-from torch import Tensor, nn, strided
+from torch import Tensor, nn
 
 from offbeat.core.errors import ProtocolError, unknown_name
 from offbeat.core.protocol import LocalJob, LocalRule
 from offbeat.core.vector import Binding
-from offbeat.training.descent import device_generators, get_states, set_states
-from offbeat.training.regularization import DropoutMasks
-from offbeat.training.stacked.dense_chain import ACTIVATIONS, DenseLayer, Link, dense_links, slice_view
-from offbeat.training.tasks import Classification, Task
-from offbeat.training.torch_state import has_global_hooks
-
-CHECKED_BATCHES = (1, 8, 31, 64, 128, 300)  # sizes of the batches on which DenseGradient is compared with autograd;
-SMALL_BATCH, MAX_CHECK_PRODUCTS = 31, 2**26  # larger batches only if batch size times model size is at most this
-# (structure of a DenseGradient, number of threads) -> whether it gives the bits of autograd in this process
-_matches_autograd: dict[tuple[object, int], bool] = {}
+from offbeat.training.dense_chain import DenseChain
+from offbeat.training.dropout import DropoutMasks
+from offbeat.training.forward_functions import ForwardFunctions, may_call_functions
+from offbeat.training.tasks import Task, loss_function
 
 
 def overrides(rule: LocalRule, name: str) -> bool:
@@ -43,17 +36,21 @@ def overrides(rule: LocalRule, name: str) -> bool:
 class Gradients:
     """The gradients of one bound module; `use_rule` sets the rule and the job they are for."""
 
-    def __init__(self, binding: Binding, task: Task) -> None:
+    def __init__(self, binding: Binding, task: Task, chain: DenseChain | None) -> None:
         self.w = binding.w
         self.sources = device_generators(binding.vector.device)
         self.masks = DropoutMasks(binding.module)
-        self.has_dropout = bool(self.masks)
         self.repeats_draws = False
         self._module = binding.module
         self._params = binding.params
-        self._task_loss = task.loss
-        self._dense, self._dense_checked = DenseGradient.for_model(binding, task), False
-        self._observed = False
+        self._task_loss = loss_function(task)
+        self._chain = chain
+        if chain is not None:
+            self._grad = torch.empty_like(self.w)[None]
+            self._views, self._grad_views = chain.views(self.w[None]), chain.views(self._grad)
+        self._functions = ForwardFunctions(self.masks) if may_call_functions(binding.module) else None
+        self._has_dropout = bool(self.masks)
+        self.needs_keys = self._has_dropout or self._functions is not None  # of dropout
         self._rule: LocalRule | None = None  # set only if the rule has its own loss
         self._job: LocalJob | None = None
         self._features: Tensor | None = None
@@ -63,11 +60,11 @@ class Gradients:
         """Prepare the gradients for the steps of this job."""
         # only a rule with its own direction() can evaluate a batch more than once
         self.repeats_draws = overrides(rule, "direction")
-        self._observed = _autograd_observed(self._params)
-        with self.masks.install() if self.has_dropout else nullcontext():
+        with self.masks.install() if self._has_dropout else nullcontext():
             yield from self._use_rule_loss(rule, job)
 
     def _use_rule_loss(self, rule: LocalRule, job: LocalJob) -> Iterator[None]:
+        """Record the features of the model if the rule has its own loss."""
         if not overrides(rule, "loss"):
             yield
             return
@@ -81,40 +78,17 @@ class Gradients:
 
     def at_weights(self, x: Tensor, y: Tensor) -> Tensor:
         """Return the gradient at w and update the batch statistics."""
-        dense = self._dense
-        if dense is None or self._observed or self._rule is not None or not dense.supports(x, y):
-            return self._by_autograd(x, y)
-        if not self._dense_checked:
-            key = dense.structure, torch.get_num_threads()
-            if key not in _matches_autograd:
-                _matches_autograd[key] = self._is_exact(dense)
-            self._dense, self._dense_checked = dense if _matches_autograd[key] else None, True
-            return self.at_weights(x, y)
-        return dense(x, y)
-
-    def _is_exact(self, dense: DenseGradient) -> bool:
-        """Return whether `dense` gives the bits of autograd.
-
-        Weights and batches are random but fixed, so all processes get the same answer, independent of their first job.
-        """
-        draw, sizes = (
-            torch.Generator().manual_seed(0),
-            [n for n in CHECKED_BATCHES if n <= SMALL_BATCH or n * self.w.numel() <= MAX_CHECK_PRODUCTS],
-        )
-        with torch.inference_mode(False), torch.enable_grad(), preserved_state(self._module, self.w):
-            for p in self._params:  # positive biases, because an inactive unit would hide rounding differences
-                values = torch.randn(p.shape, generator=draw, dtype=p.dtype)
-                p.detach().copy_(values / 8 if p.dim() > 1 else values.abs())
-            batches = (dense.random_batch(examples, draw) for examples in sizes)
-            try:
-                return all(torch.equal(self._by_autograd(x, y), dense(x, y)) for x, y in batches)
-            except (RuntimeError, AttributeError):  # operations that other versions of torch may lack
-                return False
+        if self._chain is not None and self._rule is None:
+            self._chain.write_gradient(self._views, self._grad_views, x[None], y[None])
+            return self._grad[0].clone()  # the rule may keep it
+        return self._by_autograd(x, y)
 
     def _by_autograd(self, x: Tensor, y: Tensor) -> Tensor:
-        outputs = self._module(x)
-        loss = self._task_loss(outputs, y) if self._rule is None else self._rule_loss(outputs, y)
-        grads = torch.autograd.grad(loss, self._params, allow_unused=True, materialize_grads=True)
+        """Return the gradient at w by autograd."""
+        with nullcontext() if self._functions is None else self._functions:
+            outputs = self._module(x)
+            loss = self._task_loss(outputs, y) if self._rule is None else self._rule_loss(outputs, y)
+            grads = torch.autograd.grad(loss, self._params, allow_unused=True, materialize_grads=True)
         return torch.cat([g.flatten() for g in grads])
 
     def at_point(self, point: Tensor, x: Tensor, y: Tensor) -> Tensor:
@@ -123,11 +97,14 @@ class Gradients:
             raise ProtocolError(
                 f"a rule asked for the gradient at shape {tuple(point.shape)}; w has {tuple(self.w.shape)}"
             )
+        if self._chain is not None and self._rule is None:
+            return self._chain.gradient(point[None], x[None], y[None])[0]
         with preserved_state(self._module, self.w):
             self.w.copy_(point)
             return self.at_weights(x, y)
 
     def _rule_loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the loss of the rule, or that of the task if the rule returns None."""
         assert self._rule is not None
         assert self._job is not None
         if self._features is None:
@@ -137,7 +114,8 @@ class Gradients:
         loss = self._rule.loss(self._job, outputs, self._features, y)
         return self._task_loss(outputs, y) if loss is None else loss
 
-    def _store_features(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def _store_features(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Store the input of the head; this is a forward pre-hook."""
         self._features = inputs[0] if inputs else None
 
 
@@ -155,6 +133,7 @@ class BatchGradient:
         self._states: list[Tensor] | None = None
 
     def __call__(self, point: Tensor) -> Tensor:
+        """Return the gradient of the batch at a point."""
         owner = self._owner
         if self._key is not None:
             owner.masks.set_key(self._key)
@@ -163,7 +142,7 @@ class BatchGradient:
                 self._states = get_states(owner.sources)
             else:
                 set_states(owner.sources, self._states)
-        if self._first and (point is owner.w or _same_memory(point, owner.w)):
+        if self._first and (point is owner.w or same_memory(point, owner.w)):
             self._first = False
             return owner.at_weights(self._x, self._y)
         return owner.at_point(point, self._x, self._y)
@@ -193,116 +172,66 @@ def find_head(module: nn.Module, name: str | None = None) -> nn.Module:
     return [m for m in module.modules() if any(p is not None for p in m._parameters.values())][-1]
 
 
-def _same_memory(a: Tensor, b: Tensor) -> bool:
+def same_memory(a: Tensor, b: Tensor) -> bool:
+    """Return whether two tensors are the same memory."""
     return a.data_ptr() == b.data_ptr() and a.shape == b.shape
 
 
-_aten = torch.ops.aten
-_MEAN_REDUCTION, _IGNORED_LABEL = 1, -100  # the constants of cross_entropy
-# (gradient of the output, output) -> gradient of the input
-_ACTIVATION_GRADIENTS: dict[type[nn.Module], Callable[[Tensor, Tensor], Tensor]] = {
-    nn.ReLU: lambda g, out: _aten.threshold_backward.default(g, out, 0),
-    nn.Tanh: _aten.tanh_backward.default,
-    nn.Sigmoid: _aten.sigmoid_backward.default,
-}
+# ---------------------------------------------------------------- global random generators
 
 
-@dataclass(frozen=True, slots=True)
-class DenseViews:
-    """The parameters of a layer as views of the model's vector, and tensors for their gradients."""
-
-    transposed: Tensor  # the weight as (inputs, outputs)
-    weight: Tensor
-    bias: Tensor | None
-    weight_grad: Tensor
-    bias_grad: Tensor | None
+_lock = threading.RLock()
 
 
-class DenseGradient:
-    """The gradient of cross entropy at the weights of a binding; made by `for_model`."""
-
-    def __init__(self, binding: Binding, links: Sequence[Link], flattens: bool) -> None:
-        self._flattens, self._dtype = flattens, binding.w.dtype
-        self.structure = tuple(links), self._dtype  # equal structures run the same operations
-        self._unit = binding.w.new_ones(())
-        self._steps = [_layer(link, binding.w) if isinstance(link, DenseLayer) else link for link in links]
-        self._first = next(i for i, link in enumerate(links) if isinstance(link, DenseLayer))
-        gradients: dict[int, Tensor] = {}  # by their start in the vector
-        for link, step in zip(links, self._steps, strict=True):
-            if isinstance(link, DenseLayer) and isinstance(step, DenseViews):
-                gradients[link.weight.start] = step.weight_grad.view(-1)
-                if link.bias is not None and step.bias_grad is not None:
-                    gradients[link.bias.start] = step.bias_grad
-        self._grads = [gradients[start] for start in sorted(gradients)]
-
-    @staticmethod
-    def for_model(binding: Binding, task: Task) -> DenseGradient | None:
-        """Return the gradient of a chain of dense layers with cross entropy, or None for other models and losses."""
-        module, layout, w = binding.module, binding.layout, binding.w
-        usual = type(task) is Classification and task.criterion is None and not module._forward_pre_hooks
-        links = dense_links(module, layout, (1,)) if usual else None  # of examples that are vectors
-        if links is None or not w.is_cpu or w.dtype not in (torch.float32, torch.float64):
-            return None
-        # for a matrix with one row or column autograd may use the transposed product, which may round differently
-        if any(1 in link.weight.shape for link in links if isinstance(link, DenseLayer)):
-            return None
-        return DenseGradient(binding, links, flattens=dense_links(module, layout, (1, 1)) is not None)
-
-    def supports(self, x: Tensor, y: Tensor) -> bool:
-        """Return whether this batch has the types and shapes that this class handles."""
-        dense = type(x) is type(y) is Tensor and x.is_cpu and y.is_cpu and x.layout is strided and not x.requires_grad
-        rows = x.dim() == 2 or (self._flattens and x.dim() > 2)
-        return dense and rows and x.dtype is self._dtype and y.dim() == 1 and y.dtype is torch.int64
-
-    def random_batch(self, examples: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-        """Return a random batch of supported examples."""
-        layers = [step for step in self._steps if isinstance(step, DenseViews)]
-        inputs, outputs = layers[0].weight.shape[1], layers[-1].weight.shape[0]
-        x = torch.randn(examples, inputs, generator=draw, dtype=self._dtype)
-        return x, torch.randint(outputs, (examples,), generator=draw)
-
-    def __call__(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the gradient as a new vector."""
-        steps, first, out = self._steps, self._first, x.flatten(1)
-        values = [out]  # the input of each step, and the output of the last
-        for step in steps:
-            if not isinstance(step, DenseViews):
-                out = ACTIVATIONS[step](out)
-            elif step.bias is None:
-                out = out.mm(step.transposed)
-            else:
-                out = torch.addmm(step.bias, out, step.transposed)
-            values.append(out)
-        g = self._error(out, y)
-        for i in range(len(steps) - 1, first - 1, -1):
-            step = steps[i]
-            if not isinstance(step, DenseViews):
-                g = _ACTIVATION_GRADIENTS[step](g, values[i + 1])
-                continue
-            torch.mm(g.t(), values[i], out=step.weight_grad)
-            if step.bias_grad is not None:
-                torch.sum(g, 0, out=step.bias_grad)
-            if i > first:
-                g = g.mm(step.weight)
-        return torch.cat(self._grads)
-
-    def _error(self, out: Tensor, y: Tensor) -> Tensor:
-        """Return the gradient of the loss with respect to the outputs of the model."""
-        logs = torch.log_softmax(out, 1)
-        _, counted = _aten.nll_loss_forward.default(logs, y, None, _MEAN_REDUCTION, _IGNORED_LABEL)
-        g = _aten.nll_loss_backward.default(self._unit, logs, y, None, _MEAN_REDUCTION, _IGNORED_LABEL, counted)
-        gradient: Tensor = _aten._log_softmax_backward_data.default(g, logs, 1, logs.dtype)
-        return gradient
+@contextmanager
+def exclusive_generators() -> Iterator[None]:
+    """Give the current thread exclusive use of the global generators."""
+    with _lock:
+        yield
 
 
-def _layer(link: DenseLayer, w: Tensor) -> DenseViews:
-    weight, bias = slice_view(w, link.weight), None if link.bias is None else slice_view(w, link.bias)
-    return DenseViews(
-        weight.t(), weight, bias, torch.empty_like(weight), None if bias is None else torch.empty_like(bias)
-    )
+def _renew_lock() -> None:
+    """Replace the lock in a forked process, in which the thread that held it does not exist."""
+    global _lock
+    _lock = threading.RLock()
 
 
-def _autograd_observed(params: Sequence[nn.Parameter]) -> bool:
-    """Return whether hooks, anomaly detection or autocast observe or change autograd's work on these parameters."""
-    hooked = has_global_hooks() or any(p._backward_hooks for p in params)  # type: ignore[no-untyped-call]
-    return hooked or torch.is_anomaly_enabled() or torch.is_autocast_enabled("cpu")
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_renew_lock)
+
+
+def device_generators(device: torch.device) -> list[torch.Generator]:
+    """Return the global generators that layers on this device draw from."""
+    generators = [torch.default_generator]
+    if device.type == "cuda":
+        index = torch.cuda.current_device() if device.index is None else device.index
+        generators.append(torch.cuda.default_generators[index])
+    return generators
+
+
+def get_states(generators: Sequence[torch.Generator]) -> list[Tensor]:
+    """Return the state of each generator."""
+    return [g.get_state() for g in generators]
+
+
+def set_states(generators: Sequence[torch.Generator], states: Sequence[Tensor]) -> None:
+    """Set the state of each generator."""
+    for g, state in zip(generators, states, strict=True):
+        g.set_state(state)
+
+
+@contextmanager
+def seeded(generators: Sequence[torch.Generator], seed: int) -> Iterator[None]:
+    """Seed the generators inside the context and restore them afterwards."""
+    if len(generators) > 1 and torch.cuda.is_current_stream_capturing():
+        yield  # generators cannot be set during the capture of a graph, which draws no random numbers
+        return
+    with exclusive_generators():
+        # torch.manual_seed would also reseed all other devices
+        states = get_states(generators)
+        for g in generators:
+            g.manual_seed(seed)
+        try:
+            yield
+        finally:
+            set_states(generators, states)

@@ -11,7 +11,6 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator
 from copy import deepcopy
 from itertools import accumulate
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -22,8 +21,8 @@ from offbeat.core.errors import ConfigError
 from offbeat.core.strategies.fedpsa.sketch import Fisher, GaussianSketch
 from offbeat.core.vector import Layout
 from offbeat.training.client_data import ClientData, Pair, validate_examples
-from offbeat.training.descent import device_generators, seeded
-from offbeat.training.stacked.dense_chain import DenseChain
+from offbeat.training.dense_chain import DenseChain
+from offbeat.training.gradient import device_generators, seeded
 from offbeat.training.tasks import Loss, Task, as_task
 
 Tensors = dict[str, Tensor]
@@ -48,10 +47,11 @@ class Sensitivity:
             self._module, self.layout, self._task, ClientData.separate([(self._x, self._y)])
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Sensitivity, (self._module, self._x, self._y, self._task, self._fisher)
 
     def __call__(self, vector: Tensor) -> Tensor:
+        """Return the sensitivity of each trainable entry of a model."""
         theta = self.layout.trainable(vector)
         if self._fisher == "batch":
             g = self.gradient(vector)
@@ -87,6 +87,7 @@ class Sensitivity:
             yield self._vectorized(params, buffers, x, y) or self._sample_by_sample(params, buffers, x, y)
 
     def _vectorized(self, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> list[Tensor] | None:
+        """Return the gradient of each sample by vmap, or None if the module does not support it."""
         if self._vmap_failed:
             return None
         try:
@@ -100,6 +101,7 @@ class Sensitivity:
         return [gradients[name] for name in params]
 
     def _sample_by_sample(self, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> list[Tensor]:
+        """Return the gradient of each sample with one backward pass per sample."""
         with torch.enable_grad():
             samples = [self._mean_gradient(params, buffers, x[i : i + 1], y[i : i + 1]) for i in range(len(x))]
         return [torch.stack(parts) for parts in zip(*samples, strict=True)]
@@ -111,6 +113,7 @@ class Sensitivity:
         return torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
 
     def _loss(self, params: Tensors, buffers: Tensors, x: Tensor, y: Tensor) -> Tensor:
+        """Return the mean loss of examples for these parameters."""
         return self._task.loss(functional_call(self._module, (params, buffers), (x,)), y)
 
     def _split(self, vector: Tensor) -> tuple[Tensors, Tensors]:
@@ -133,11 +136,12 @@ class Probe:
         self._signal = signal or layout.trainable  # default: sketch the parameters themselves
         self._captured: Callable[[Tensor], Tensor] | None = None  # the same function as a CUDA graph
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         signal = self._signal if isinstance(self._signal, Sensitivity) else None
         return Probe, (self._layout, self._sketcher, self._seed, signal)
 
     def __call__(self, vector: Tensor) -> Tensor:
+        """Return the sketch of a model."""
         if vector.dim() > 1:  # a stack of clients
             return torch.stack([self(row) for row in vector])
         if self._captured is None and vector.device.type == "cuda":
@@ -146,6 +150,7 @@ class Probe:
         return self._sketch(vector) if self._captured is None else self._captured(vector)
 
     def _sketch(self, vector: Tensor) -> Tensor:
+        """Compute the sketch of a model without a recorded graph."""
         return self._sketcher.sketch(self._signal(vector), self._seed)
 
 
@@ -153,6 +158,7 @@ class CapturedGraph:
     """A function of one vector captured as a CUDA graph, which launches its many small operations at once."""
 
     def __init__(self, work: Callable[[Tensor], Tensor], like: Tensor, constants: list[Tensor]) -> None:
+        """Capture a function of one vector as a CUDA graph."""
         self._constants = constants  # the graph reads their memory, so they must not be freed
         self._graph = torch.cuda.CUDAGraph()
         self._input = like.clone()
@@ -162,6 +168,7 @@ class CapturedGraph:
             self._output = work(self._input)
 
     def __call__(self, vector: Tensor) -> Tensor:
+        """Replay the graph for a vector."""
         self._input.copy_(vector)
         self._graph.replay()
         return self._output.clone()

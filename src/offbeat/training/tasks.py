@@ -14,6 +14,7 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from torch.func import vmap
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy, log_softmax, mse_loss, one_hot
 
 from offbeat.core.errors import ConfigError, DataError, require
@@ -69,19 +70,23 @@ class Classification:
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, Metric("acc", True), BALANCED_ACCURACY, F1, PRECISION)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the mean loss of a batch."""
         return cross_entropy(outputs, y) if self.criterion is None else self.criterion(outputs, y)
 
     def rows(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the float64 rows of a batch from which `scores` computes the metrics."""
         predicted, classes = outputs.argmax(1), outputs.shape[1]
         hit = predicted == y
         means = torch.stack([self.loss(outputs, y).double(), hit.double().mean()])
         return _make_row(y, means, *(_count_labels(labels, classes) for labels in (predicted[hit], predicted, y)))
 
     def scores(self, rows: Tensor) -> list[float]:
+        """Return the value of each metric, from the rows of all batches."""
         counts = self.counts(rows)
         return [*_means(rows, 2), balanced_accuracy(counts), macro_f1(counts), macro_precision(counts)]
 
     def counts(self, rows: Tensor) -> Confusion:
+        """Return the numbers of hits, predictions and labels of each class."""
         return Confusion(*rows[:, 3:].sum(0).chunk(3))
 
 
@@ -93,15 +98,18 @@ class Regression:
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, Metric("mae", False), Metric("smape", False))
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the mean loss of a batch."""
         outputs = _match_shape(outputs, y)
         return mse_loss(outputs, y) if self.criterion is None else self.criterion(outputs, y)
 
     def rows(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the float64 rows of a batch from which `scores` computes the metrics."""
         outputs = _match_shape(outputs, y)
         error = (outputs - y).double().abs().mean()
         return _make_row(y, torch.stack([self.loss(outputs, y).double(), error, smape(outputs, y).mean()]))
 
     def scores(self, rows: Tensor) -> list[float]:
+        """Return the value of each metric, from the rows of all batches."""
         return [*_means(rows[:, :3], 2), *_means(rows[:, [0, 3]], 1)]
 
 
@@ -113,10 +121,12 @@ class MultiLabel:
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, F1, PRECISION, Metric("recall", True), BALANCED_ACCURACY)
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the mean loss of a batch."""
         outputs, y = _match_shape(outputs, y), y.to(outputs.dtype)
         return binary_cross_entropy_with_logits(outputs, y) if self.criterion is None else self.criterion(outputs, y)
 
     def rows(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the float64 rows of a batch from which `scores` computes the metrics."""
         predicted = (_match_shape(outputs, y) > 0).long()  # a probability above 0.5
         counts = (_count_labels(labels.flatten(), 2) for labels in (predicted[predicted == y], predicted, y.long()))
         return _make_row(y, self.loss(outputs, y).double().reshape(1), *counts)
@@ -138,17 +148,20 @@ class Segmentation:
     metrics: ClassVar[tuple[Metric, ...]] = (LOSS, Metric("dice", True))
 
     def loss(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the mean loss of a batch."""
         if self.criterion is not None:
             return self.criterion(outputs, y)
         return 1 - dice(outputs.softmax(1), _one_hot(y, outputs.shape[1]).to(outputs.dtype)).mean()
 
     def rows(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the float64 rows of a batch from which `scores` computes the metrics."""
         predicted, classes = outputs.argmax(1), outputs.shape[1]
         overlap = dice(_one_hot(predicted, classes).double(), _one_hot(y, classes).double()).mean()
         overlap = overlap.masked_fill(outputs.isnan().any(), nan)  # argmax of nan would be an arbitrary class
         return _make_row(y, torch.stack([self.loss(outputs, y).double(), overlap]))
 
     def scores(self, rows: Tensor) -> list[float]:
+        """Return the value of each metric, from the rows of all batches."""
         return _means(rows, 2)
 
 
@@ -167,6 +180,7 @@ class Survival:
         return torch.column_stack([_match_shape(outputs, y[:, 0]), y]).double()
 
     def scores(self, rows: Tensor) -> list[float]:
+        """Return the value of each metric, from the rows of all batches."""
         risk, time, event = rows.unbind(1)
         return [float(cox_loss(risk, time, event)), concordance(risk, time, event)]
 
@@ -188,6 +202,23 @@ def as_task(task: Task | Loss | None, labels: torch.dtype) -> Task:
     return Regression(task) if labels.is_floating_point else Classification(task)
 
 
+def loss_function(task: Task) -> Loss:
+    """Return the function that computes the mean loss of a batch, for classification without a detour."""
+    if type(task) is Classification:
+        return cross_entropy if task.criterion is None else task.criterion
+    return task.loss
+
+
+def example_losses(task: Task) -> Loss:
+    """Return a function (outputs, y) -> the loss of each example, whose mean over a batch is the task's loss.
+
+    Raises NotImplementedError if the loss is not a mean over examples.
+    """
+    if isinstance(task, (Classification, Regression, MultiLabel, Segmentation)):
+        return lambda outputs, y: vmap(lambda output, target: task.loss(output[None], target[None]))(outputs, y)
+    raise NotImplementedError(f"the loss of {type(task).__name__} is not a mean over examples")
+
+
 def _make_row(y: Tensor, means: Tensor, *counts: Tensor) -> Tensor:
     """Return one row (examples, sums, counts), which can be added to the rows of other batches."""
     examples = torch.tensor([len(y)], dtype=torch.float64, device=means.device)
@@ -195,11 +226,13 @@ def _make_row(y: Tensor, means: Tensor, *counts: Tensor) -> Tensor:
 
 
 def _means(rows: Tensor, count: int) -> list[float]:
+    """Return the means of the first columns over all examples."""
     examples = float(rows[:, 0].sum())
     return [value / examples for value in rows[:, 1 : 1 + count].contiguous().sum(0).tolist()]
 
 
 def _count_labels(labels: Tensor, classes: int) -> Tensor:
+    """Return how often each class occurs."""
     return torch.bincount(labels.flatten(), minlength=classes)[:classes]
 
 
@@ -210,6 +243,7 @@ def _one_hot(y: Tensor, classes: int) -> Tensor:
 
 def _match_shape(outputs: Tensor, y: Tensor) -> Tensor:
     # (n, 1) against (n,) would broadcast to (n, n), which compares every output with every target
+    """Return outputs in the shape of the targets; raise DataError if they do not fit."""
     if outputs.shape == y.shape:
         return outputs
     if len(outputs) == len(y) and outputs.numel() == y.numel():
@@ -230,6 +264,7 @@ class TaskLoss:
     """The default loss of the task, such as cross entropy or the squared error."""
 
     def of(self, task: Task, num_classes: int | None) -> Task:
+        """Return the task unchanged."""
         return task
 
 
@@ -244,6 +279,7 @@ class Focal:
     weights: tuple[float, ...] = ()  # weight w of each class, in order; default: all 1
 
     def __post_init__(self) -> None:
+        """Check the settings and set derived fields."""
         object.__setattr__(self, "weights", tuple(self.weights))  # experiment files give a list
         # with gamma between 0 and 1 the gradient at p_y = 1 is infinity times zero
         valid = isfinite(self.gamma) and (self.gamma == 0 or self.gamma >= 1)
@@ -252,6 +288,7 @@ class Focal:
         require(valid, f"focal weights = {self.weights}: 0 or more each, and not all 0")
 
     def of(self, task: Task, num_classes: int | None) -> Task:
+        """Return classification with this loss."""
         if not isinstance(task, Classification):
             raise ConfigError(f"loss = focal is for classification, not for {type(task).__name__.lower()}: use task")
         if self.weights and len(self.weights) != num_classes:
@@ -260,6 +297,7 @@ class Focal:
         return Classification(self)
 
     def __call__(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the mean focal loss of a batch."""
         log_p = log_softmax(outputs, 1).gather(1, y[:, None]).squeeze(1)
         each = -((1 - log_p.exp()) ** self.gamma) * log_p
         if self.weights:

@@ -13,34 +13,32 @@ from copy import deepcopy
 from dataclasses import dataclass
 from itertools import count
 from operator import le
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
+from offbeat.core.draws import step_keys
 from offbeat.core.errors import ConfigError, DataError, ProtocolError, require, unknown_name
 from offbeat.core.jobs import Job, Result, extract_client_statistics, insert_client_statistics
 from offbeat.core.local_rules import PLAIN_RULE
-from offbeat.core.protocol import LocalJob, LocalWork, Phase
+from offbeat.core.protocol import LocalJob, LocalRule, LocalWork, Phase
 from offbeat.core.settings import Amount, BelowOne, Rate, Share, check, least
 from offbeat.core.vector import Binding
+from offbeat.training.augmentation import CropFlip
 from offbeat.training.client_data import ClientData, Pair, list_clients
+from offbeat.training.dense_chain import DenseChain
 from offbeat.training.descent import (
     LocalAdam,
     LocalAdamW,
     LocalSGD,
-    Optimizer,
     Plan,
     Schedule,
     batches_per_epoch,
     descend,
-    device_generators,
     make_local_job,
-    seeded,
 )
-from offbeat.training.gradient import BatchGradient, Gradients, find_head, preserved_state
-from offbeat.training.pooling import use_fast_pooling
-from offbeat.training.regularization import CropFlip, step_keys
+from offbeat.training.gradient import BatchGradient, Gradients, device_generators, find_head, preserved_state, seeded
 from offbeat.training.tasks import Loss, Task, as_task
 
 _OptimizerName = Literal["sgd", "adam", "adamw"]
@@ -73,6 +71,7 @@ class Training:
     augment: _AugmentationName | None = None  # of images: shift by up to four pixels, mirror half of the time
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         if self.optimizer not in get_args(_OptimizerName):
             raise unknown_name("optimizer", self.optimizer, get_args(_OptimizerName))
         if self.augment is not None and self.augment not in get_args(_AugmentationName):
@@ -99,9 +98,11 @@ class Training:
         return getattr(self, renamed[name])
 
     def learning_rate(self, version: int) -> float:
+        """Return the learning rate of work on this version."""
         return self.lr * self.lr_decay**version
 
-    def make_optimizer(self) -> Optimizer:
+    def make_optimizer(self) -> LocalSGD | LocalAdam:
+        """Return a new optimizer."""
         if self.optimizer == "sgd":
             return LocalSGD(self.momentum, self.weight_decay)
         return (LocalAdam if self.optimizer == "adam" else LocalAdamW)(self.weight_decay)
@@ -131,7 +132,7 @@ class Trainer:
         task: Task | Loss | None = None,
         probe: Callable[[Tensor], Tensor] | None = None,
     ) -> None:
-        self.binding = model if isinstance(model, Binding) else Binding(use_fast_pooling(deepcopy(model)))
+        self.binding = model if isinstance(model, Binding) else Binding(deepcopy(model))
         self.data = data
         self.training = Training() if training is None else training
         self.task = as_task(task, data.label_dtype)
@@ -139,7 +140,8 @@ class Trainer:
         self._augment = None if self.training.augment is None else CropFlip(data)
         # batch statistics need at least two examples
         self._merge_last = any(isinstance(m, _BATCH_NORMS) for m in self.binding.module.modules())
-        self._gradients = Gradients(self.binding, self.task)
+        self.chain = DenseChain.for_module(self.binding.module, self.binding.layout, self.task, data)
+        self._gradients = Gradients(self.binding, self.task, self.chain)
         self._schedules: dict[_WorkKey, tuple[tuple[Phase, ...], tuple[int, ...]]] = {}
         # non-persistent buffers are not part of the vector: reset before each job, or jobs would depend on each other
         self._untracked_buffers = [
@@ -151,12 +153,13 @@ class Trainer:
         if self._merge_last:
             self._reject_single_examples()
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         # pickling a view copies it, so the other process binds the parameters again
         self._reset_untracked_buffers()
         return Trainer, (self.binding.module, self.data, self.training, self.task, self.probe)
 
     def __call__(self, job: Job) -> Result:
+        """Train a job and return its result."""
         prepared = self.prepare_job(job)
         plan, rule = self.make_plan(prepared), prepared.work.rule or PLAIN_RULE
         local_job = self.make_local_job(job, prepared, plan)
@@ -188,6 +191,7 @@ class Trainer:
         return insert_client_statistics(job, self.binding.layout) if self.training.bn == "local" else job
 
     def make_plan(self, job: Job) -> Plan:
+        """Return the plan of a job."""
         return Plan(job, *self.schedule(job), self.training.batch, self._merge_last, self._augment)
 
     def schedule(self, job: Job) -> Schedule:
@@ -204,6 +208,15 @@ class Trainer:
         if key is not None and len(self._schedules) < _MAX_CACHED_SCHEDULES:
             self._schedules[key] = phases, counts
         return lr, phases, counts
+
+    @property
+    def has_batch_norm(self) -> bool:
+        """True if the model computes statistics of batches, which need at least two examples."""
+        return self._merge_last
+
+    def total_steps(self, job: Job) -> int:
+        """Return the number of steps of a job."""
+        return sum(self.schedule(job)[2])
 
     def rates_and_steps(self, jobs: Sequence[Job]) -> list[tuple[float, int]]:
         """Return learning rate and steps of each of many jobs that have the same work, in one phase."""
@@ -223,6 +236,7 @@ class Trainer:
         rule, layout, probe = prepared.work.rule or PLAIN_RULE, self.binding.layout, self.probe
 
         def features_at(vector: Tensor) -> Pair:
+            """Return the inputs of the head at a model, and the labels, for all of the client's examples."""
             examples = self._all_examples(prepared.client, prepared.num_examples)
             return head_inputs(self.binding, rule.head, vector, examples)
 
@@ -231,6 +245,26 @@ class Trainer:
             statistics, model_probe = layout.statistics(sent.base), probe
             probe = lambda vector: model_probe(layout.with_statistics(vector, statistics))  # noqa: E731
         return make_local_job(prepared, layout, plan.lr, probe, features_at)
+
+    def gradient(
+        self,
+        rule: LocalRule,
+        job: LocalJob,
+        vector: Tensor,
+        buffers: Mapping[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+        key: Tensor,
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """Return the gradient of one batch for a model, buffers and a dropout key, and the buffers afterwards."""
+        self._reset_untracked_buffers()
+        self.binding.load(vector)
+        for name, buffer in self.binding.module.named_buffers():
+            buffer.copy_(buffers[name])
+        self.binding.module.train()
+        with torch.enable_grad(), seeded(self._gradients.sources, 0), self._gradients.use_rule(rule, job):
+            gradient = BatchGradient(self._gradients, x, y, key)(self.binding.w)
+        return gradient, {name: buffer.clone() for name, buffer in self.binding.module.named_buffers()}
 
     def stack_buffers(self, vectors: Tensor) -> dict[str, Tensor]:
         """Return the module's buffers for each client of a stack; the tracked ones come from the clients' vectors."""
@@ -285,17 +319,20 @@ class Trainer:
             raise DataError(f"client {client} cannot train on {num_examples} examples: it has {available}")
 
     def _reset_untracked_buffers(self) -> None:
+        """Restore the initial values of buffers that are not part of the vector."""
         for m, name, b, value in self._untracked_buffers:
             m._buffers[name] = b
             b.copy_(value)
 
     def _all_examples(self, client: int, examples: int) -> Iterator[Pair]:
+        """Return batches of all examples of a client."""
         size = max(1, min(_FORWARD_BATCH, _MAX_GATHERED_VALUES // self.data.input_size))
         return (self.data.take(client, positions) for positions in torch.split(torch.arange(examples), size))
 
     def _batch_gradients(self, plan: Plan, phase: int) -> Iterator[BatchGradient]:
+        """Yield the gradient of each batch of a phase."""
         client, step = plan.job.client, sum(plan.phase_steps[:phase])
-        noise = torch.tensor(plan.noise_seed, device=self.binding.w.device) if self._gradients.has_dropout else None
+        noise = torch.tensor(plan.noise_seed, device=self.binding.w.device) if self._gradients.needs_keys else None
         batches_per_copy = max(1, _MAX_GATHERED_VALUES // (plan.batch * self.data.input_size))
         for positions, sizes, moves in plan.epochs(phase):
             start = 0
@@ -318,7 +355,8 @@ def head_inputs(binding: Binding, name: str | None, vector: Tensor, batches: Ite
     """
     module, inputs_seen, labels = binding.module, list[Tensor](), list[Tensor]()
 
-    def store_input(_: nn.Module, inputs: tuple[Any, ...]) -> None:
+    def store_input(_: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        """Store the input of the head."""
         if inputs:
             inputs_seen.append(inputs[0])
 

@@ -23,7 +23,7 @@ from offbeat.workers.inline import Inline, JobBlock, Train, train_or_fail
 
 
 class JobTrainer(Protocol):
-    """Trains many jobs together, such as `StackTrainer`."""
+    """Trains many jobs together, such as `Dispatcher`."""
 
     @property
     def max_jobs(self) -> int:

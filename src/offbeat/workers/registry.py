@@ -25,9 +25,8 @@ from offbeat.core.jobs import Job
 from offbeat.core.protocol import LocalWork, World
 from offbeat.core.threads import one_thread
 from offbeat.engine import Worker
-from offbeat.training import Trainer
+from offbeat.training import Dispatcher, Trainer
 from offbeat.training.cuda import CudaTrainer
-from offbeat.training.stacked import StackTrainer
 from offbeat.workers.batched import Batched
 from offbeat.workers.inline import Inline
 
@@ -85,19 +84,17 @@ def _processes_unavailable() -> str | None:
 
 
 def _make_batched(trainer: Trainer, count: int | None) -> Worker:
-    stacked = StackTrainer(trainer)
-    return make_batched(stacked, count or stacked.useful_cores(os.cpu_count() or 1))
+    dispatcher = Dispatcher(trainer)
+    return make_batched(dispatcher, count or dispatcher.useful_cores(os.cpu_count() or 1))
 
 
-def make_batched(stacked: StackTrainer, cores: int) -> Worker:
+def make_batched(dispatcher: Dispatcher, cores: int) -> Worker:
     """Make a worker that trains stacks on these cores; without processes it trains the same stacks one by one."""
-    if stacked.use_threads(cores):
-        return Batched(stacked)
     if cores == 1 or _processes_unavailable() is not None:
-        return Batched(stacked, cores)
+        return Batched(dispatcher, cores)
     from offbeat.workers.processes import Processes
 
-    return Batched(stacked, cores, lambda train: Processes(train, cores - 1, stacked.max_jobs, helps=True))
+    return Batched(dispatcher, cores, lambda train: Processes(train, cores - 1, dispatcher.max_jobs, helps=True))
 
 
 def make_shared(trainers: Sequence[Trainer], owner: Callable[[Job], int] | None = None) -> Worker:
@@ -242,12 +239,11 @@ def choose_fastest(trainer: Trainer, world: World, cores: int | None = None) -> 
         with one_thread():
             trainer(jobs[0])  # warm up: create everything that is created once
             one_by_one = _seconds(lambda: [trainer(job) for job in jobs[:TRIED_JOBS]]) / min(TRIED_JOBS, len(jobs))
-            stack = StackTrainer(trainer)
-            stack_cores = stack.useful_cores(cores)
-            stacks_at_once = 1 if stack.use_threads(stack_cores) else stack_cores
-            stack.train_many(jobs)
-            stacked = _seconds(lambda: stack.train_many(jobs)) / len(jobs) / stacks_at_once
-            stack.close()
+            dispatcher = Dispatcher(trainer)
+            stack_cores = dispatcher.useful_cores(cores)
+            dispatcher.train_many(jobs)
+            stacked = _seconds(lambda: dispatcher.train_many(jobs)) / len(jobs) / stack_cores
+            dispatcher.close()
     except MemoryError:
         raise
     except Exception as error:  # of a client's job: the run will report it for that client

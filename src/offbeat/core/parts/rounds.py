@@ -176,6 +176,7 @@ class AveragesRounds(RoundSettings):
     """Base class of strategies whose rounds end with an average: FedAvg, FedProx, FedAvgM and FedAdam."""
 
     def init(self, world: World) -> AveragingState:
+        """Return the initial state."""
         return AveragingState.of(world, clients=world.clients)
 
     def _average_round(

@@ -38,9 +38,11 @@ class PlainStep:
     lr: float = 1.0
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         require(self.lr > 0, f"server lr = {self.lr}: must be positive")
 
     def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
+        """Return the next model as a new tensor."""
         return torch.add(w, d, alpha=self.lr, out=reusable_memory(w))
 
 
@@ -51,9 +53,11 @@ class Momentum:
     mu: float = 0.9
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         require(0 <= self.mu < 1, f"server momentum mu = {self.mu}: must lie in [0, 1)")
 
     def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
+        """Return the next model as a new tensor."""
         if memory.first is None:
             memory.first = new_vector(d).copy_(d)
         else:
@@ -71,11 +75,13 @@ class Adam:
     tau: float = 1e-3
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         require(self.lr > 0 and self.tau > 0, f"server Adam lr = {self.lr}, tau = {self.tau}: both must be positive")
         message = f"server Adam beta1 = {self.beta1}, beta2 = {self.beta2}: both lie in [0, 1)"
         require(0 <= self.beta1 < 1 and 0 <= self.beta2 < 1, message)
 
     def step(self, memory: Moments, w: Tensor, d: Tensor) -> Tensor:
+        """Return the next model as a new tensor."""
         m = new_vector(d).zero_() if memory.first is None else memory.first
         v = new_vector(d).fill_(self.tau**2) if memory.second is None else memory.second
         model, memory.first, memory.second = new_vector(d), new_vector(d), new_vector(d)

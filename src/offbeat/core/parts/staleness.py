@@ -38,6 +38,7 @@ class Polynomial:
     a: float = 0.5
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         message = f"polynomial staleness a = {self.a}: must be 0 or more (a negative one would reward staleness)"
         require(self.a >= 0, message)
 
@@ -53,6 +54,7 @@ class Hinge:
     b: float = 4.0
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         require(self.a >= 0 and self.b >= 0, f"hinge staleness a = {self.a}, b = {self.b}: both must be 0 or more")
 
     def __call__(self, u: int) -> float:
@@ -67,6 +69,7 @@ class Exponential:
     a: float = 0.5
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         require(self.a >= 0, f"exponential staleness a = {self.a}: must be 0 or more")
 
     def __call__(self, u: int) -> float:

@@ -138,6 +138,7 @@ class AsoFed(Settings):
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         message = "ASO-Fed sets the rate of each job from its own lr: omit this"
         require(self.work.lr is None, f"work.lr = {self.work.lr}: {message}")
@@ -149,6 +150,7 @@ class AsoFed(Settings):
         return DecayedGradients(beta=self.beta, lam=self.lam, h_order=self.h_order)
 
     def init(self, world: World) -> State:
+        """Return the state at the start of a run."""
         census = ClientExampleCounts.of(world.clients, "examples")
         sent = self._attended(world.layout, world.model) if self.feature == "view" else world.model
         return State.of(world, census=census, w=world.model, sent=sent)

@@ -57,6 +57,7 @@ class CA2FL(Settings):
     work: LocalWork = LocalWork()
 
     def init(self, world: World) -> State:
+        """Return the state at the start of a run."""
         return State.of(world, clients=world.clients, caches=world.store("deltas"))
 
     def on_event(self, state: State, event: Event) -> list[Action]:

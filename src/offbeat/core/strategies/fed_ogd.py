@@ -113,6 +113,7 @@ class OrthogonalDifference(Orthogonal):
     memory: ClassVar[tuple[str, ...]] = ("previous",)  # G^{t-1}, as the server can reconstruct it
 
     def end(self, job: LocalJob, local: Tensor, carry: Carry) -> tuple[Mapping[str, Tensor], Mapping[str, Tensor]]:
+        """Run once after the last step on the complete local vector; return (extras to upload, new memory)."""
         previous = job.memory["previous"]
         G = (job.start - job.layout.trainable(local)) / job.lr
         sent = job.start - job.lr * (G - previous)
@@ -155,6 +156,7 @@ class FedOGD(Settings):
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         require(self.cache or self.upload == "gradient", "upload = 'difference' requires cache = True")
         evictable = self.evict_after is None or (self.cache and self.upload == "gradient")
@@ -171,6 +173,7 @@ class FedOGD(Settings):
         return replace(self.work, lr=self.lr_local, rule=rule(always=self.project == "always"))
 
     def init(self, world: World) -> State:
+        """Return the state at the start of a run."""
         caches, epochs = world.store("gradients"), Epochs(self.epoch or 0.0)
         return State.of(world, clients=world.clients, caches=caches, epochs=epochs)
 

@@ -38,6 +38,7 @@ class FedAdam(AveragesRounds):
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         _ = self._adam  # validates its settings
 
@@ -47,6 +48,7 @@ class FedAdam(AveragesRounds):
         return Adam(lr=self.lr, beta1=self.beta1, beta2=self.beta2, tau=self.tau)
 
     def on_event(self, state: AveragingState, event: Event) -> list[Action]:
+        """Record an event in the state, and return the actions that it causes."""
         # d = sum_k n_k w_k / sum_k n_k - w; m := beta1 m + (1 - beta1) d; v := beta2 v + (1 - beta2) d^2
         # w := w + lr m / (sqrt v + tau)
         return self._average_round(state, event, self.work, self._adam)

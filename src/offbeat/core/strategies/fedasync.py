@@ -59,6 +59,7 @@ class FedAsync(Settings):
     _pulled: ClassVar[LocalWork]
 
     def __post_init__(self) -> None:
+        """Check the settings and set derived fields."""
         super().__post_init__()
         require(self.mode == "delta" or self.client_weight is None, "client_weight applies only to mode='delta'")
         only = "applies only to mode='delta': mode='mix' always mixes statistics"
@@ -71,6 +72,7 @@ class FedAsync(Settings):
         object.__setattr__(self, "_pulled", with_proximal(self.work, self.rho))
 
     def init(self, world: World) -> State:
+        """Return the state at the start of a run."""
         return State.of(world, census=ClientExampleCounts.of(world.clients, self.client_weight))
 
     def on_event(self, state: State, event: Event) -> list[Action]:

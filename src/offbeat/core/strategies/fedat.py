@@ -91,6 +91,7 @@ class FedAT(Settings):
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         exclusive = self.tiers is not None if self.ratio is None else self.tiers in (None, TIERS)
         require(exclusive, f"tiers = {self.tiers}, ratio = {self.ratio}: give one of the two")
@@ -102,6 +103,7 @@ class FedAT(Settings):
         return with_proximal(self.work, self.lam)  # f_k(w_k) + lambda / 2 ||w_k - w||^2
 
     def init(self, world: World) -> State:
+        """Return the state at the start of a run."""
         return State.of(world)
 
     def on_event(self, state: State, event: Event) -> list[Action]:

@@ -32,4 +32,5 @@ class FedAvg(AveragesRounds):
     work: LocalWork = LocalWork()
 
     def on_event(self, state: AveragingState, event: Event) -> list[Action]:
+        """Record an event in the state, and return the actions that it causes."""
         return self._average_round(state, event, self.work)  # w := sum_k n_k w_k / sum_k n_k

@@ -36,5 +36,6 @@ class FedAvgM(AveragesRounds):
     work: LocalWork = LocalWork()
 
     def on_event(self, state: AveragingState, event: Event) -> list[Action]:
+        """Record an event in the state, and return the actions that it causes."""
         # d = sum_k n_k w_k / sum_k n_k - w; v := mu v + d; w := w + v
         return self._average_round(state, event, self.work, Momentum(mu=self.mu))

@@ -50,10 +50,12 @@ class FedBuff(Settings):
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        """Check the settings and set derived fields."""
         super().__post_init__()
         object.__setattr__(self, "staleness", as_staleness(self.staleness))
 
     def init(self, world: World) -> State:
+        """Return the state at the start of a run."""
         return State.of(world, census=ClientExampleCounts.of(world.clients, self.client_weight))
 
     def on_event(self, state: State, event: Event) -> list[Action]:

@@ -57,6 +57,7 @@ class FedFa(Settings):
     work: LocalWork = LocalWork()
 
     def init(self, world: World) -> State:
+        """Return the state at the start of a run."""
         return State.of(world, anchor=world.model if self.queue == "deltas" else None)
 
     def on_event(self, state: State, event: Event) -> list[Action]:

@@ -41,6 +41,7 @@ class FedProx(AveragesRounds):
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         _ = self._pulled  # raises an error now, not at the first dispatch, if `work` has a rule
 
@@ -50,6 +51,7 @@ class FedProx(AveragesRounds):
         return with_proximal(self.work, self.mu)  # h_k(w) = F_k(w) + mu / 2 ||w - w^t||^2
 
     def on_event(self, state: AveragingState, event: Event) -> list[Action]:
+        """Record an event in the state, and return the actions that it causes."""
         actions = self._average_round(state, event, self._pulled)
         if isinstance(event, UpdateArrived):
             # ||w_k - w^t||, which mu limits

@@ -56,6 +56,7 @@ class FLANP(Settings):
     work: LocalWork = LocalWork()
 
     def init(self, world: World) -> State:
+        """Return the state at the start of a run."""
         return State.of(world)
 
     def on_event(self, state: State, event: Event) -> list[Action]:

@@ -41,6 +41,7 @@ class Local:
     work: LocalWork = LocalWork()
 
     def init(self, world: World) -> State:
+        """Return the state at the start of a run."""
         return State(model=world.model, version=0, client_models=world.store("own"))
 
     def on_event(self, state: State, event: Event) -> list[Action]:

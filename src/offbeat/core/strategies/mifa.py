@@ -84,6 +84,7 @@ class Mifa(RoundSettings):
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         message = f"deadline = {self.deadline}: with epoch = {self.epoch} there are no rounds"
         require(self.epoch is None or self.deadline is None, message)
@@ -95,6 +96,7 @@ class Mifa(RoundSettings):
         return self.lr / (1 + t) if self.decay else self.lr
 
     def init(self, world: World) -> State:
+        """Return the state at the start of a run."""
         table, epochs = world.store("gradients"), Epochs(self.epoch or 0.0)
         return State.of(world, clients=world.clients, table=table, epochs=epochs, waiting=self.wait == "fdu")
 

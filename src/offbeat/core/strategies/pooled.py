@@ -31,9 +31,11 @@ class Global:
     work: LocalWork = LocalWork()
 
     def init(self, world: World) -> Seated:
+        """Return the state at the start of a run."""
         return Seated.of(world)
 
     def on_event(self, state: Seated, event: Event) -> list[Action]:
+        """Record an event in the state, and return the actions that it causes."""
         actions: list[Action] = [state.publish(event.local)] if isinstance(event, UpdateArrived) else []
         return actions + serve(state, event, 1, self.work)
 

@@ -97,6 +97,7 @@ class Safa(Settings):
     work: LocalWork = LocalWork()
 
     def init(self, world: World) -> State:
+        """Return the state at the start of a run."""
         caches, bypassed = world.store("models"), world.store("bypass")
         return State.of(world, clients=world.clients, caches=caches, bypassed=bypassed)
 

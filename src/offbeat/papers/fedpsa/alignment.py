@@ -58,6 +58,7 @@ class Alignment:
     binned_spearman: float
 
     def __str__(self) -> str:
+        """Return the text that is shown to users."""
         lines = [
             f"kappa against {self.against}, {self.updates} updates",
             f"  update by update  Pearson {self.pearson:.4f}  Spearman {self.spearman:.4f}",

@@ -44,6 +44,7 @@ class Shifts:
         return fmean(cosines) if cosines else nan
 
     def __str__(self) -> str:
+        """Return the text that is shown to users."""
         within, between = self.agreement(True), self.agreement(False)
         commits = f"{self.layer}, {len(self.clients)} commits"
         return f"{commits}: mean cosine of consecutive commits {within:.3f} (same client), {between:.3f} (two clients)"

@@ -48,6 +48,7 @@ class UciHar:
 
     @one_thread()
     def load(self) -> Dataset:
+        """Load the data set."""
         wanted = (f"{HAR_FOLDER}/train/Inertial Signals", f"{HAR_FOLDER}/test/Inertial Signals")
         home = find_folder("uci-har", wanted, HAR_ARCHIVE, HAR_PAGE) / HAR_FOLDER
         train, test = _read_part(home, "train"), _read_part(home, "test")
@@ -110,9 +111,11 @@ class ExtraSensory:
     test: float = 0.2  # share at the end; the minutes in between are left for validation
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         check_time_shares("extrasensory", self.train, self.test)
 
     def load(self) -> Dataset:
+        """Load the data set."""
         paths = find_files("extrasensory", EXTRASENSORY_PATTERNS, EXTRASENSORY_ARCHIVE, EXTRASENSORY_PAGE)
         headers: list[tuple[list[str], list[str]]] = []  # of each file: features and labels
         minutes, files = OwnedExamples(), dict[str, Path]()

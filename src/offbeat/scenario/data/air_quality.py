@@ -45,6 +45,7 @@ class _AirWindows(ScenarioSettings):
     test: float = 0.2  # share at the end; the time in between is left for validation
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         check_time_shares("air", self.train, self.test)
 
@@ -58,6 +59,7 @@ class BeijingAir(_AirWindows):
     """
 
     def load(self) -> Dataset:
+        """Load the data set."""
         paths = find_files("beijing-air", ("PRSA_Data_*.csv",), BEIJING, BEIJING_PAGE)
         stations: dict[str, Readings] = {}
         for path in paths:
@@ -77,6 +79,7 @@ class KddAir(_AirWindows):
     """
 
     def load(self) -> Dataset:
+        """Load the data set."""
         air, weather = (find_file("kdd-air", (f"beijing_17_18_{kind}.csv",), page=KDD_PAGE) for kind in ("aq", "meo"))
         return _dataset("kdd-air", _read_kdd_areas(air, weather), self)
 

@@ -30,6 +30,7 @@ class Digits:
 
     @one_thread()
     def load(self) -> Dataset:
+        """Load the data set."""
         table = torch.from_numpy(_digits_table())
         x = table[:, :-1].float().reshape(-1, 1, 8, 8) / 16  # pixels count 0..16 -> [0, 1]
         y = table[:, -1].long()
@@ -80,6 +81,7 @@ class Synthetic(ScenarioSettings):
 
     @one_thread()
     def load(self) -> Dataset:
+        """Load the data set."""
         rng = np.random.default_rng(draws.bits(self.seed, "synthetic"))
         sizes = np.exp(rng.normal(4, 2, self.users)).astype(np.int64) + 50  # n_k ~ lognormal(4, 2) + 50
         u = rng.normal(0, self.alpha, self.users)  # u_k ~ N(0, alpha)
@@ -148,11 +150,13 @@ class StandIn:
     seed: int = 0  # of all draws
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         if self.of not in STAND_IN_SHAPES:
             raise unknown_name("data set that a stand-in has the shape of", self.of, STAND_IN_SHAPES)
 
     @one_thread()
     def load(self) -> Dataset:
+        """Load the data set."""
         shape = STAND_IN_SHAPES[self.of]
         generator = torch.Generator().manual_seed(draws.bits(self.seed, "stand-in") % 2**63)
         # a few examples of every class and every owner

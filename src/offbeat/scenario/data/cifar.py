@@ -57,6 +57,7 @@ class Cifar10:
     """
 
     def load(self) -> Dataset:
+        """Load the data set."""
         return _load("cifar10", CIFAR10, CIFAR10_FILES, 10, CIFAR10_NAMES)
 
 
@@ -69,6 +70,7 @@ class Cifar100:
     """
 
     def load(self) -> Dataset:
+        """Load the data set."""
         return _load("cifar100", CIFAR100, CIFAR100_FILES, 100)
 
 

@@ -59,6 +59,7 @@ class HeartDisease:
     """
 
     def load(self) -> Dataset:
+        """Load the data set."""
         patients = OwnedExamples()
         for hospital, checksum in HOSPITALS.items():
             name = f"processed.{hospital}.data"
@@ -129,6 +130,7 @@ class TcgaBrca:
     """
 
     def load(self) -> Dataset:
+        """Load the data set."""
         table = find_file("tcga-brca", ("brca.csv",), TCGA_TABLE_MD5, (f"{TCGA_URL}brca.csv",), TCGA_PAGE)
         name = "train_test_split.csv"
         url = f"{TCGA_URL}dataset_creation_scripts/{name}"
@@ -199,6 +201,7 @@ class Ixi(ScenarioSettings):
 
     @one_thread()
     def load(self) -> Dataset:
+        """Load the data set."""
         name = next((name for name in IXI_FOLDERS if (data_root() / "ixi" / name).is_dir()), IXI_FOLDERS[1])
         folder = find_folder("ixi", (name,), IXI_ARCHIVE, IXI_PAGE) / name
         matches = [(path, IXI_SUBJECT.fullmatch(path.name)) for path in sorted(folder.iterdir()) if path.is_dir()]

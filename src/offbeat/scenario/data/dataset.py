@@ -81,6 +81,7 @@ class Dataset:
     notes: tuple[str, ...] = ()  # facts that readers of results need: rows left out, a split that is not the published
 
     def __post_init__(self) -> None:
+        """Check the fields and set derived ones."""
         if self.task is None:
             object.__setattr__(self, "task", "regression" if self.num_classes is None else "classification")
         where = f"data set {self.name!r}"

@@ -60,10 +60,12 @@ class FitRec(ScenarioSettings):
     seed: int = 0  # of the draw of users
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         check_time_shares("fitrec", self.train, self.test)
 
     def load(self) -> Dataset:
+        """Load the data set."""
         path = find_file("fitrec", FILES, page=PAGE)
         sport = self._draw_users(path)  # reads the file a first time, to count the workouts of each user and sport
         workouts: dict[int, list[Workout]] = {user: [] for user in sport}

@@ -94,6 +94,7 @@ class Isic2019(ScenarioSettings):
     size: Count = 200  # pixels of an edge; the middle of an image is used, and 200 needs 2.8 GB
 
     def load(self) -> Dataset:
+        """Load the data set."""
         table = find_file("isic2019", ISIC_TABLES, page=ISIC_PAGE)
         folder = find_folder("isic2019", (ISIC_IMAGES,), page=ISIC_PAGE) / ISIC_IMAGES
         columns = read_table(table, ("image", "target", "center", "fold"))
@@ -145,6 +146,7 @@ class TinyImageNet:
     """
 
     def load(self) -> Dataset:
+        """Load the data set."""
         wanted = tuple(f"{TINY_IMAGENET_FOLDER}/{name}" for name in ("wnids.txt", "train", "val/val_annotations.txt"))
         home = find_folder("tiny-imagenet", wanted, TINY_IMAGENET_ARCHIVE, TINY_IMAGENET_URL) / TINY_IMAGENET_FOLDER
         listed = _read_lines(home / "wnids.txt")

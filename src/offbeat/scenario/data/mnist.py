@@ -44,6 +44,7 @@ class Mnist:
     """
 
     def load(self) -> Dataset:
+        """Load the data set."""
         return _load("mnist", MNIST, MNIST_URLS, tuple(map(str, range(CLASSES))))
 
 
@@ -56,6 +57,7 @@ class FashionMnist:
     """
 
     def load(self) -> Dataset:
+        """Load the data set."""
         return _load("fashion-mnist", FASHION, FASHION_URLS, CLOTHES)
 
 

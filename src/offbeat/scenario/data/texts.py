@@ -137,6 +137,7 @@ class TwentyNews(ScenarioSettings):
     tokenizer: DataFile | None = None  # folder of a pretrained tokenizer that replaces words (extra text)
 
     def load(self) -> Dataset:
+        """Load the data set."""
         return text_dataset("20news", self.texts(), self.vocabulary, self.length, self.tokenizer)
 
     def texts(self) -> Texts:
@@ -188,6 +189,7 @@ class AgNews(ScenarioSettings):
     tokenizer: DataFile | None = None  # folder of a pretrained tokenizer that replaces words (extra text)
 
     def load(self) -> Dataset:
+        """Load the data set."""
         return text_dataset("ag_news", self.texts(), self.vocabulary, self.length, self.tokenizer)
 
     def texts(self) -> Texts:

@@ -132,6 +132,7 @@ class Npz:
     task: TaskName | None = None  # None: classification if y has integers, else regression
 
     def load(self) -> Dataset:
+        """Load the data set."""
         return from_npz(below_root(self.folder), num_classes=self.num_classes, task=self.task)
 
 

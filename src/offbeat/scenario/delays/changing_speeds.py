@@ -42,6 +42,7 @@ class Changing(ScenarioSettings, Delays):
     share: UpToOne = 1.0  # of the clients that are affected
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         counts = f"{len(self.at)} times and {len(self.factors)} factors"
         require(len(self.at) == len(self.factors), f"Changing: {counts}: give one factor for each time")
@@ -70,10 +71,12 @@ class Changing(ScenarioSettings, Delays):
             covers(clients)
 
     def pace(self, seed: int, client: int, at: float) -> float:
+        """Return the client's time for a job that starts now and keeps its speed, as a multiple of its mean."""
         changes = belongs_to_share(self.share, seed, "changing", client)
         return (1.0, *self.factors)[bisect_right(self.at, at)] if changes else 1.0
 
     def elapsed(self, seed: int, client: int, started: float, seconds: float) -> float:
+        """Return how long work takes from `started` on if it takes `seconds` at pace 1."""
         if not belongs_to_share(self.share, seed, "changing", client):
             return seconds
         return elapsed_seconds(seconds, started, (-inf, *self.at), (1.0, *self.factors))
@@ -98,10 +101,12 @@ class RecordedDelays(ScenarioSettings, RecordedLaw, Delays):
         return Uniform(jitter=self.jitter).factor(seed, client, index)
 
     def pace(self, seed: int, client: int, at: float) -> float:
+        """Return the client's time for a job that starts now and keeps its speed, as a multiple of its mean."""
         series = self.recording.series_of(client)
         return series.at(at) / series.mean
 
     def elapsed(self, seed: int, client: int, started: float, seconds: float) -> float:
+        """Return how long work takes from `started` on if it takes `seconds` at pace 1."""
         series = self.recording.series_of(client)
         return elapsed_seconds(seconds / series.mean, started, series.times, series.values)
 
@@ -117,6 +122,7 @@ class Replayed(Delays):
     seconds_per_step: tuple[tuple[float, ...], ...]  # of each client, for its first, second, ... job
 
     def __post_init__(self) -> None:
+        """Check the settings and set derived fields."""
         # files give lists
         object.__setattr__(self, "seconds_per_step", tuple(tuple(map(float, jobs)) for jobs in self.seconds_per_step))
         for client, jobs in enumerate(self.seconds_per_step):

@@ -42,6 +42,7 @@ class ConstantDelays(DelayDistribution):
     mean: Rate = 1.0
 
     def mean_of(self, seed: int, client: int) -> float:
+        """Return the client's mean seconds per unit."""
         return self.mean
 
 
@@ -53,6 +54,7 @@ class Uniform(RangeSettings, DelayDistribution):
     high: Rate = 500.0
 
     def mean_of(self, seed: int, client: int) -> float:
+        """Return the client's mean seconds per unit."""
         return self.low + (self.high - self.low) * speed(seed, client)
 
 
@@ -64,6 +66,7 @@ class Normal(DelayDistribution):
     spread: Rate = 0.3  # FedCompass's
 
     def mean_of(self, seed: int, client: int) -> float:
+        """Return the client's mean seconds per unit."""
         return self.mean * max(MIN_JITTER_FACTOR, 1.0 + self.spread * STANDARD_NORMAL.inv_cdf(speed(seed, client)))
 
 
@@ -75,6 +78,7 @@ class _LowerBounded(DelayDistribution):
     least: Amount = 0.0  # smallest mean time of a client
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         least = f"{type(self).__name__}: least = {self.least}"
         require(self.least <= self.mean, f"{least}: must be from 0 to the mean, {self.mean}")
@@ -85,6 +89,7 @@ class HalfNormal(_LowerBounded):
     """Mean times are half-normal around `mean` seconds: most clients are fast, none is very slow."""
 
     def mean_of(self, seed: int, client: int) -> float:
+        """Return the client's mean seconds per unit."""
         scale = self.mean * sqrt(pi / 2)  # the mean of |N(0, s^2)| is s sqrt(2 / pi)
         return max(self.least, scale * STANDARD_NORMAL.inv_cdf((1.0 + speed(seed, client)) / 2))
 
@@ -103,6 +108,7 @@ class Lognormal(DelayDistribution):
     std: Rate | None = None
 
     def __post_init__(self) -> None:
+        """Check the settings and set derived fields."""
         super().__post_init__()
         if self.mean is None or self.std is None:
             require(self.mean is self.std, "Lognormal: give both mean and std, or neither")
@@ -115,6 +121,7 @@ class Lognormal(DelayDistribution):
         object.__setattr__(self, "median", self.mean * exp(-variance / 2))
 
     def mean_of(self, seed: int, client: int) -> float:
+        """Return the client's mean seconds per unit."""
         return self.median * exp(self.sigma * STANDARD_NORMAL.inv_cdf(speed(seed, client)))
 
 
@@ -123,6 +130,7 @@ class ExponentialDelays(_LowerBounded):
     """Mean times are exponential around `mean` seconds: many fast clients, a long tail of slow ones."""
 
     def mean_of(self, seed: int, client: int) -> float:
+        """Return the client's mean seconds per unit."""
         return max(self.least, -self.mean * log(1.0 - speed(seed, client)))  # the quantile
 
 
@@ -139,6 +147,7 @@ class LongTail(RangeSettings, DelayDistribution):
     a: Annotated[float, finite(1e-6, "must be at least 1e-6 and finite")] = 1.0  # smaller values give more slow clients
 
     def mean_of(self, seed: int, client: int) -> float:
+        """Return the client's mean seconds per unit."""
         # F(x) = (1 - (low/x)^a) / (1 - (low/high)^a)
         share = speed(seed, client) * (1.0 - (self.low / self.high) ** self.a)
         return float(min(self.low * (1.0 - share) ** (-1.0 / self.a), self.high))
@@ -157,6 +166,7 @@ class Groups(DelayDistribution):
     shares: tuple[float, ...] = (0.4, 0.3, 0.3)
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         counts = f"{len(self.factors)} factors and {len(self.shares)} shares"
         require(len(self.factors) == len(self.shares), f"Groups: {counts}: give one share for each factor")
@@ -164,6 +174,7 @@ class Groups(DelayDistribution):
         require(fits, f"Groups: shares = {self.shares}: must be 0 or more and add up to 1")
 
     def mean_of(self, seed: int, client: int) -> float:
+        """Return the client's mean seconds per unit."""
         return self.period * self.factors[group_of(self.shares, seed, "response group", client)]
 
 
@@ -174,6 +185,7 @@ class PerClient(DelayDistribution):
     means: Rates  # seconds of each client; for sites in a file also by name: {bern: 20, zug: 240}
 
     def mean_of(self, seed: int, client: int) -> float:
+        """Return the client's mean seconds per unit."""
         count = len(self.means)
         require(0 <= client < count, f"PerClient: no delay for client {client}, there are {count}")
         return self.means[client]
@@ -199,6 +211,7 @@ class Devices(ScenarioSettings, Delays):
     unit: Unit = "job"
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         counts = f"{len(self.means)} means and {len(self.stds)} stds"
         require(len(self.means) == len(self.stds), f"Devices: {counts}: give one of each for every device")

@@ -166,6 +166,7 @@ class UNet3dModule(nn.Module):
         self.head = nn.Conv3d(wides[0], outputs, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the outputs of the model."""
         outputs = []
         for level, block in enumerate(self.down):
             x = block(x if level == 0 else self.pool(x))

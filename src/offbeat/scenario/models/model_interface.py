@@ -40,6 +40,7 @@ class SeededModel(ScenarioSettings, ABC):
         """Return a new module whose weights use the global random state; the axes of the inputs are checked."""
 
     def build(self, input_shape: Shape, num_outputs: int, seed: int) -> nn.Module:
+        """Return a new module for inputs of this shape, with one output for each class or each real target."""
         require(num_outputs >= 1, f"num_outputs = {num_outputs}: a model needs at least 1 output")
         require(len(input_shape) > 0 and prod(input_shape) >= 1, f"input shape {tuple(input_shape)} is empty")
         if self.axes and len(input_shape) != len(self.axes):

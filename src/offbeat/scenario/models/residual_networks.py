@@ -86,6 +86,7 @@ class ResidualBlock(nn.Module):
             self.shortcut = nn.Sequential(*conv_norm(before, width, 1, stride, dims=dims))
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the outputs of the model."""
         out: Tensor = self.body(x) + self.shortcut(x)
         return out.relu()
 
@@ -118,6 +119,7 @@ class InvertedResidual(nn.Module):
         self.residual = stride == 1 and before == width
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the outputs of the model."""
         out: Tensor = self.body(x)
         return x + out if self.residual else out
 
@@ -164,6 +166,7 @@ class EfficientNetModule(nn.Module):
         self.classifier = nn.Linear(1280, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the outputs of the model."""
         x = self.blocks(self.act(self.bn1(self.conv_stem(x))))
         x = self.act(self.bn2(self.conv_head(x))).mean((2, 3))
         out: Tensor = self.classifier(self.dropout(x))
@@ -191,6 +194,7 @@ class SqueezedResidual(nn.Module):
         self.residual = stride == 1 and before == width
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the outputs of the model."""
         if self.widens:
             out: Tensor = self.act(self.bn1(self.conv_pw(x)))
             out = self.bn3(self.conv_pwl(self.se(self.act(self.bn2(self.conv_dw(out))))))
@@ -208,6 +212,7 @@ class SqueezeExcitation(nn.Module):
         self.conv_expand = nn.Conv2d(squeezed, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the outputs of the model."""
         weight: Tensor = self.conv_expand(self.act(self.conv_reduce(x.mean((2, 3), keepdim=True))))
         return x * weight.sigmoid()
 

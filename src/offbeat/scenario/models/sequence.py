@@ -63,6 +63,7 @@ class TextCnnModule(nn.Module):
         self.head = nn.Linear(len(settings.widths) * settings.filters, outputs)
 
     def forward(self, words: Tensor) -> Tensor:
+        """Compute the outputs of the model."""
         x = self.words(words.clamp(max=self.words.num_embeddings - 1)).transpose(1, 2)
         strongest = [f(x).relu().amax(2) for f in self.filters]
         out: Tensor = self.head(self.dropout(torch.cat(strongest, 1)))
@@ -91,6 +92,7 @@ class LstmModule(nn.Module):
         self.head = nn.Linear(hidden, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Compute the outputs of the model."""
         if x.dim() == 2:  # plain features are a series of one step
             x = x.unsqueeze(1)
         states, _ = self.lstm(x)
@@ -164,6 +166,7 @@ class TokenClassifier(nn.Module):
         self.padding = padding
 
     def forward(self, tokens: Tensor) -> Tensor:
+        """Compute the outputs of the model."""
         out: Tensor = self.encoder(input_ids=tokens, attention_mask=(tokens != self.padding).long()).logits
         return out
 

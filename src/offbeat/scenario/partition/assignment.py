@@ -109,6 +109,7 @@ class Split:
     validation: float = 0.0  # share that is not used
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         valid = 0 < self.train <= 1 and self.validation >= 0 and self.train + self.validation <= 1 + 1e-9
         actual = f"split train = {self.train}, validation = {self.validation}"
         require(valid, f"{actual}: must be shares, train above 0, together 1 or less")

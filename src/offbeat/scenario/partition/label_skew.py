@@ -36,6 +36,7 @@ class Dirichlet(ScenarioSettings):
     min_examples: Count = 2  # of each client
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
+        """Return the numbers of each client's examples; `groups` are the natural owners of examples, if known."""
         require_enough_examples(len(labels), clients, self.min_examples)
         _, classes = number_classes("dirichlet", labels)
         failed = (
@@ -68,6 +69,7 @@ class DirichletEqual(ScenarioSettings):
     alpha: Rate = 0.1  # concentration
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
+        """Return the numbers of each client's examples; `groups` are the natural owners of examples, if known."""
         require_enough_examples(len(labels), clients, 1)
         names, classes = number_classes("dirichlet-equal", labels)
         rng = np.random.default_rng(draws.bits(seed, "partition"))
@@ -115,6 +117,7 @@ class DualDirichlet(ScenarioSettings):
     min_examples: Count = 2  # of each client
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
+        """Return the numbers of each client's examples; `groups` are the natural owners of examples, if known."""
         require_enough_examples(len(labels), clients, self.min_examples)
         _, classes = number_classes("dual-dirichlet", labels)
         failed = (
@@ -157,11 +160,13 @@ class ClassSubsets(ScenarioSettings):
     deviation: Amount = 3.0  # of the weights
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         actual = f"ClassSubsets: fewest = {self.fewest}, most = {self.most}"
         require(1 <= self.fewest <= self.most, f"{actual}: must be 1 <= fewest <= most")
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
+        """Return the numbers of each client's examples; `groups` are the natural owners of examples, if known."""
         require_enough_examples(len(labels), clients, 1)
         names, classes = number_classes("classes", labels)
         count = len(names)
@@ -209,6 +214,7 @@ class MainClass(ScenarioSettings):
     size: Count | None = None
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
+        """Return the numbers of each client's examples; `groups` are the natural owners of examples, if known."""
         require_enough_examples(len(labels), clients, 1)
         names, classes = number_classes("main-class", labels)
         available = np.bincount(classes)
@@ -254,6 +260,7 @@ class Pieces(ScenarioSettings):
     sizes: Rates = (2000, 2750, 3250, 4000)
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
+        """Return the numbers of each client's examples; `groups` are the natural owners of examples, if known."""
         require_enough_examples(len(labels), clients, 1)
         names, classes = number_classes("pieces", labels)
         total = len(names) * len(self.sizes)
@@ -285,6 +292,7 @@ class Disjoint:
     """Each class belongs to one client, in order: two clients have disjoint halves of the classes."""
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
+        """Return the numbers of each client's examples; `groups` are the natural owners of examples, if known."""
         require_enough_examples(len(labels), clients, 1)
         names, classes = number_classes("disjoint", labels)
         if len(names) < clients:

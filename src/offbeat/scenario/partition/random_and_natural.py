@@ -23,6 +23,7 @@ class Iid:
     """Examples are divided at random into parts of equal size."""
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> list[Tensor]:
+        """Return the numbers of each client's examples; `groups` are the natural owners of examples, if known."""
         require_enough_examples(len(labels), clients, 1)
         order = torch.randperm(len(labels), generator=draws.generator(seed, "partition"))
         return [part.sort().values for part in order.tensor_split(clients)]
@@ -73,12 +74,14 @@ class Draws(ScenarioSettings):
     alpha: Rate | None = None  # each client draws its mix of classes from Dirichlet(alpha); None: no label skew
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         span = self.size if isinstance(self.size, tuple) else (self.size, self.size)
         valid = len(span) == 2 and all(type(bound) is int for bound in span) and 1 <= span[0] <= span[1]
         require(valid, f"Draws: size = {self.size}: must be an integer, at least 1, or two of them, low and high")
 
     def split(self, labels: Tensor, clients: int, seed: int, groups: Tensor | None = None) -> ComputedRows:
+        """Return the numbers of each client's examples; `groups` are the natural owners of examples, if known."""
         require(1 <= clients <= MAX_CLIENTS, f"draws: clients = {clients}: must be from 1 to {MAX_CLIENTS}")
         low, high = (self.size, self.size) if isinstance(self.size, int) else self.size
         if high > len(labels):

@@ -125,6 +125,7 @@ def input_gradient(grad: Tensor, weight: Tensor, shape: torch.Size, g: Any) -> T
 
 
 def _launch(x: Tensor, flat: Tensor, bias: Tensor | None, out: Tensor, g: Any, back: bool) -> None:
+    """Start the convolution kernel, or with `back` that for the gradient of the inputs."""
     clients, n, high, wide, to = out.shape
     rows = n * high * wide
     bm, bn, bk, warps, stages = block_sizes(to)
@@ -160,12 +161,14 @@ def block_sizes(to: int) -> tuple[int, int, int, int, int]:
 
 
 def gradient_block_sizes(to: int, exactly: str) -> tuple[int, int, int, int, int]:
+    """Return the block sizes of the kernel for the gradient of the weights."""
     if exactly == "bf16x6":
         return (128, 64, 32, 8, 3) if to > 64 else (64, 64, 32, 4, 3)
     return (128, 64, 32, 4, 3) if to > 64 else (64, 64, 32, 2, 3)
 
 
 def input_precision() -> str:
+    """Return the precision of matrix products: TF32 if torch allows it."""
     return "tf32" if torch.backends.cuda.matmul.allow_tf32 else "tf32x3"
 
 

@@ -2,13 +2,13 @@
 
 Jobs with one rule use a program of the next larger size. Jobs of several runs share a program if model, data and
 optimizer are equal. Unsupported jobs (other layers, losses that are not means over examples, rules with phases) are
-trained by `StackTrainer`, with one warning.
+trained by `Dispatcher`, with one warning.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,14 +21,14 @@ from offbeat.core.local_rules import PLAIN_RULE
 from offbeat.core.protocol import LocalJob, LocalRule
 from offbeat.training.cuda.graph_step import CannotRecord, GraphProgram, Losses
 from offbeat.training.cuda.linear_softmax import LinearSoftmax, copy_vectors, is_sgd_with_pull
-from offbeat.training.descent import device_generators
-from offbeat.training.gradient import overrides
-from offbeat.training.regularization import SUPPORTED
-from offbeat.training.rule_hooks import RuleHooks, has_hooks
+from offbeat.training.dispatch import Dispatcher, group_by_work
+from offbeat.training.dropout import SUPPORTED
+from offbeat.training.gradient import device_generators, overrides
+from offbeat.training.rule_hooks import RuleHooks, has_hooks, rule_key
 from offbeat.training.stacked.batch_order import concatenate_indexes, draw_batch_order
 from offbeat.training.stacked.layers import Forward, NotStackable, stack_module
 from offbeat.training.stacked.masked_batch_norm import NORMS
-from offbeat.training.stacked.stack_trainer import StackTrainer, group_alike, has_unknown_tokens, rule_key
+from offbeat.training.stacked.stack_check import unknown_tokens
 from offbeat.training.tasks import Classification, Regression, Task
 from offbeat.training.trainer import Trainer
 
@@ -42,7 +42,7 @@ MAX_PROGRAMS = 64  # programs
 class ProgramKey:
     """The properties that jobs sharing a program have in common."""
 
-    key: Any
+    key: Hashable
     forward: Forward
     losses: Losses
     pair: tuple[Tensor, Tensor]
@@ -57,8 +57,8 @@ class CudaTrainer:
         self, trainers: Sequence[Trainer], owner: Callable[[Job], int] | None = None, max_jobs: int = MAX_STACKED_JOBS
     ) -> None:
         self._trainers, self._owner, self.max_jobs = trainers, owner, max_jobs
-        self._placed = concatenate_indexes([trainer.data.as_index() for trainer in trainers])
-        forms: dict[Any, ProgramKey] = {}  # equal ones are one, which is quick to tell
+        self._placed = concatenate_indexes([trainer.data.index for trainer in trainers])
+        forms: dict[Hashable, ProgramKey] = {}  # equal ones are one, which is quick to tell
         keys = [self._program_key(trainer, index.pair) for trainer, index in zip(trainers, self._placed, strict=True)]
         self._forms = [None if form is None else forms.setdefault(form.key, form) for form in keys]
         self._straight = {  # of the forms that need no record
@@ -66,21 +66,22 @@ class CudaTrainer:
             for form, trainer in zip(self._forms, trainers, strict=True)
             if form is not None and forms.pop(form.key, None) is not None
         }
-        self._others: dict[int, StackTrainer] = {}
+        self._others: dict[int, Dispatcher] = {}
         self._sources = device_generators(trainers[0].binding.vector.device)
-        self._programs: dict[Any, GraphProgram] = {}
-        self._refused: set[Any] = set()  # rules that cannot be recorded, each with a form
+        self._programs: dict[Hashable, GraphProgram] = {}
+        self._refused: set[Hashable] = set()  # rules that cannot be recorded, each with a form
         self._said: set[str] = set()
         self._pool = _graph_pool()
 
     def _program_key(self, trainer: Trainer, pair: tuple[Tensor, Tensor]) -> ProgramKey | None:
+        """Return the properties that select a program, or None with a warning if the model has none."""
         module, training = trainer.binding.module, trainer.training
         try:
             names = {s.name for s in trainer.binding.layout.of_kind("param")}
             if {name for name, _ in module.named_parameters(remove_duplicate=False)} != names:
                 raise NotStackable("it has tied or frozen parameters")
-            if has_unknown_tokens(trainer):
-                raise NotStackable("the data has words that an embedding does not know")
+            if (reason := unknown_tokens(trainer)) is not None:
+                raise NotStackable(reason)
             module.train()  # as it is trained, whatever it was handed in as
             if not _statistic_names(module) >= {s.name for s in trainer.binding.layout.slices if s.kind != "param"}:
                 raise NotStackable("it has buffers other than BatchNorm's (of one or two dimensions)")
@@ -130,23 +131,25 @@ class CudaTrainer:
         return results
 
     def _owners(self, jobs: Sequence[Job]) -> list[int]:
+        """Return the number of the trainer of each job."""
         return [0] * len(jobs) if self._owner is None else [self._owner(job) for job in jobs]
 
     def _groups(self, jobs: list[Job]) -> list[list[Job]]:
         """Group the jobs that can be trained together; jobs for `LinearSoftmax` form one group for all rules."""
         if self._linear_softmax_for(jobs[0]) is None:
-            return group_alike(jobs)
+            return group_by_work(jobs)
         plainly = {
             key: is_sgd_with_pull(rule or PLAIN_RULE) for key, rule in {id(j.work): j.work.rule for j in jobs}.items()
         }
         plain = [job for job in jobs if plainly[id(job.work)]]
-        return [*([plain] if plain else []), *group_alike([job for job in jobs if not plainly[id(job.work)]])]
+        return [*([plain] if plain else []), *group_by_work([job for job in jobs if not plainly[id(job.work)]])]
 
     def _linear_softmax_for(self, job: Job) -> LinearSoftmax | None:
         """Return the single-layer path for the job's model and training, or None."""
         return self._straight[id(self._forms[self._owners([job])[0]])]
 
     def close(self) -> None:
+        """Release the recorded programs and their memory."""
         self._programs.clear()
 
     def _graph_jobs(self, jobs: list[Job], form: ProgramKey) -> list[Job]:
@@ -163,11 +166,13 @@ class CudaTrainer:
         return [job for job in jobs if job.num_examples > 1] if form.norms else jobs
 
     def _train_on_host(self, i: int, jobs: list[Job]) -> list[Result | Exception]:
+        """Train jobs of one trainer with the dispatcher, without a recorded program."""
         if i not in self._others:
-            self._others[i] = StackTrainer(self._trainers[i])
+            self._others[i] = Dispatcher(self._trainers[i])
         return self._others[i].train_many(jobs)
 
     def _train_recorded(self, jobs: list[Job]) -> list[Result | Exception]:
+        """Train jobs of one rule with recorded programs, and with the dispatcher if this fails."""
         rule, failed = jobs[0].work.rule or PLAIN_RULE, ""
         done: list[Result | Exception] = []
         try:
@@ -206,6 +211,7 @@ class CudaTrainer:
             return None
 
     def _halve_limit(self, clients: int) -> None:
+        """Release all programs and halve the size of stacks."""
         if clients == 1:
             raise MemoryError("the device has no memory for one client")
         self._programs.clear()
@@ -217,6 +223,7 @@ class CudaTrainer:
         log.warning("no memory for stacks of %d clients: %d are trained at a time", clients, self.max_jobs)
 
     def _train(self, rule: LocalRule, jobs: list[Job]) -> Sequence[Result | Exception]:
+        """Train one stack of jobs with a recorded program or the kernel for a linear layer."""
         owners = self._owners(jobs)
         straight = self._linear_softmax_for(jobs[0])
         if straight is not None and is_sgd_with_pull(rule):  # then all of them do
@@ -249,7 +256,7 @@ class CudaTrainer:
                 hooks.carry = None  # it may be as large as a model, and is in the stack's now
         noise = [plans[i].noise_seed for i in filled] if form.draws else []
         taken, cut = [plan.phase_steps[0] for plan in plans], (plans[0].batch, plans[0].merge_last)
-        orders = draw_batch_order(jobs, taken, placed, program.clients, *cut)
+        orders = draw_batch_order(jobs, taken, placed, *cut, stack_rows=program.clients)
         vectors, carry = program.run(whole, carry, rates, noise, orders)
         ends = copy_vectors(vectors[: len(jobs)].unbind(0))
         if quiet:
@@ -275,6 +282,7 @@ class CudaTrainer:
         ]
 
     def _program(self, owner: int, rule: LocalRule, clients: int, batch: int, like: list[LocalJob]) -> GraphProgram:
+        """Return the program for a stack, which is made if none is cached."""
         form, trainer = self._forms[owner], self._trainers[owner]
         assert form is not None
         size = min(round_up_clients(clients), self.max_jobs)
@@ -346,4 +354,5 @@ def example_losses(task: Task) -> Losses:
 
 
 def _mean_over_positions(each: Tensor) -> Tensor:
+    """Return the mean loss of each example over its positions."""
     return each if each.dim() == 1 else each.flatten(1).mean(1)

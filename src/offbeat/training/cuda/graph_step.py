@@ -16,11 +16,12 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from offbeat.core.draws import step_keys
 from offbeat.core.jobs import to_column
+from offbeat.core.local_rules import RuleCarry
 from offbeat.core.protocol import LocalJob, LocalRule
 from offbeat.core.vector import Layout
-from offbeat.training.descent import device_generators, get_states, set_states
-from offbeat.training.regularization import step_keys
+from offbeat.training.gradient import device_generators, get_states, set_states
 from offbeat.training.stacked.batch_order import BatchOrder
 from offbeat.training.stacked.layers import Forward
 from offbeat.training.stacked.masked_batch_norm import BatchMask
@@ -54,6 +55,7 @@ class GraphProgram:
         device = self._x.device
 
         def counts(*shape: int) -> Tensor:
+            """Return a tensor of zeros for integers on the device."""
             return torch.zeros(shape, dtype=torch.int64, device=device)
 
         self._rows = counts(SEGMENT, clients, batch).int()  # half of what is sent for every step
@@ -63,7 +65,7 @@ class GraphProgram:
         self._lr = torch.zeros((clients, 1), dtype=dtype, device=device)
         self._graph: Any = None
         self._job: LocalJob | None = None  # stacked, in fixed places
-        self._carry: Any = None
+        self._carry: RuleCarry = None
         self.w = torch.zeros((clients, layout.num_params), dtype=dtype, device=device)
         self._moments = [torch.zeros_like(self.w) for _ in range(_count_moments(training))]
         self._statistics = {  # of BatchNorm
@@ -74,17 +76,17 @@ class GraphProgram:
         }
 
     def run(
-        self, job: LocalJob, carry: Any, rates: Sequence[float], noise: Sequence[int], orders: BatchOrder
-    ) -> tuple[Tensor, Any]:
+        self, job: LocalJob, carry: RuleCarry, rates: Sequence[float], noise: Sequence[int], orders: BatchOrder
+    ) -> tuple[Tensor, RuleCarry]:
         """Return final vectors and carry; inputs are padded to `self.clients`, and padded rows take no steps."""
         self._load_inputs(job, carry, rates)
         if noise:
             self._noise.copy_(torch.tensor(noise), non_blocking=True)
         for first in range(0, orders.most, SEGMENT):
             some = min(SEGMENT, orders.most - first)
-            chosen, sizes = orders.batch_rows(first, some, self.batch)
-            self._rows[:some].copy_(chosen)
-            self._sizes[:some].copy_(sizes)
+            batches = orders.batch_rows(first, some, self.batch)
+            self._rows[:some].copy_(batches.rows)
+            self._sizes[:some].copy_(batches.sizes)
             self._at.zero_()
             if self._graph is None:
                 self._record()
@@ -93,6 +95,7 @@ class GraphProgram:
         return self._final_vectors(), self._carry
 
     def _final_vectors(self) -> Tensor:
+        """Return the vectors of all clients with their statistics."""
         if not self._statistics:
             return self.w
         assert self._job is not None
@@ -102,7 +105,8 @@ class GraphProgram:
                 ends[:, s.start : s.stop] = self._statistics[s.name].view(self.clients, -1)
         return ends
 
-    def _load_inputs(self, job: LocalJob, carry: Any, rates: Sequence[float]) -> None:
+    def _load_inputs(self, job: LocalJob, carry: RuleCarry, rates: Sequence[float]) -> None:
+        """Copy the inputs of a stack into the fixed tensors that the graph reads."""
         if self._job is None:
             self._job, self._carry = job, carry
         else:
@@ -122,6 +126,7 @@ class GraphProgram:
     # ------------------------------------------------------------ one step
 
     def _run_step(self) -> None:
+        """Take one step with all clients; this function is captured."""
         assert self._job is not None
         job, rule = self._job, self._rule
         chosen = self._rows.index_select(0, self._at).view(-1)
@@ -133,6 +138,7 @@ class GraphProgram:
         keys, seen = step_keys(self._noise, self._step), False
 
         def gradient(point: Tensor) -> Tensor:
+            """Return the gradients at points, and update the statistics at the first evaluation at w."""
             nonlocal seen
             batch = BatchMask(sizes, self.batch, self._statistics)
             # a leaf for each: the gradient of a part of one vector would be as long as the whole
@@ -225,11 +231,13 @@ class GraphProgram:
             torch.cuda.set_sync_debug_mode(before)
 
     def _same(self, sources: list[torch.Generator], before: list[Tensor]) -> None:
+        """Raise CannotRecord if the generators were used since `before`."""
         if not all(map(torch.equal, before, get_states(sources))):
             set_states(sources, before)
             raise CannotRecord("its rule draws at every step")
 
     def _restore(self, saved: list[Tensor]) -> None:
+        """Restore the tensors that a step changes."""
         for tensor, value in zip(self._changed_tensors(), saved, strict=True):
             tensor.copy_(value)
 
@@ -243,17 +251,19 @@ BETA1, BETA2, EPS = 0.9, 0.999, 1e-8
 
 
 def _count_moments(training: Training) -> int:
+    """Return the number of state vectors of the optimizer."""
     if training.optimizer == "sgd":
         return 1 if training.momentum else 0
     return 2
 
 
 def _tensors(job: LocalJob) -> list[Tensor]:
+    """Return the tensors of a job in a fixed order."""
     lr = [job.lr] if isinstance(job.lr, Tensor) else []
     return [job.base, job.start, *lr, *job.extras.values(), *job.memory.values()]
 
 
-def _copy_values(into: Any, values: Any, active: Tensor | None = None) -> Any:
+def _copy_values(into: RuleCarry, values: RuleCarry, active: Tensor | None = None) -> RuleCarry:
     """Copy values into existing tensors, for active rows only; other values must stay equal."""
     places, shape = tree_flatten(into)
     new, other = tree_flatten(values)

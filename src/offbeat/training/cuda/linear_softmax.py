@@ -16,11 +16,11 @@ from offbeat.core.jobs import Job, Result
 from offbeat.core.local_rules import Proximal
 from offbeat.core.protocol import LocalRule
 from offbeat.training.client_data import ExampleIndex, transform_inputs
+from offbeat.training.dense_chain import DenseChain, DenseLayer, cross_entropy_error
 from offbeat.training.gradient import overrides
 from offbeat.training.rule_hooks import RuleHooks, has_hooks, try_call
 from offbeat.training.stacked.batch_order import BatchOrder, draw_batch_order
 from offbeat.training.stacked.convolution import has_kernels
-from offbeat.training.stacked.dense_chain import DenseChain, DenseLayer, cross_entropy_error
 from offbeat.training.trainer import Trainer
 
 MAX_KERNEL_SIZE = 128  # examples in a batch, and classes, as kernels take them
@@ -78,7 +78,7 @@ class LinearSoftmax:
             if has_hooks(some[0].work.rule)
             for job in some
         }
-        orders = draw_batch_order(jobs, taken, placed, len(jobs), first.training.batch, merge=False)
+        orders = draw_batch_order(jobs, taken, placed, first.training.batch, merge=False)
         ends = self.train([job.base for job in jobs], rates, orders, pulls)
         answers: list[Result | Exception] = [
             Result(job.ticket, end, job.num_examples, steps, {}, {})
@@ -166,7 +166,8 @@ def descend(
     begin = w.clone() if pulls is not None else w
     weight = w[:, start : start + outputs * inputs].view(clients, outputs, inputs)
     for step in range(orders.most):
-        chosen, size = (of[0] for of in orders.batch_rows(step, 1, width))
+        batch = orders.batch_rows(step, 1, width)
+        chosen, size = batch.rows[0], batch.sizes[0]
         shown = x.index_select(0, chosen.reshape(-1)).view(clients, width, inputs)
         out = torch.bmm(shown, weight.transpose(1, 2))
         if bias is not None:

@@ -46,6 +46,7 @@ def find_fused_norms(
 
 
 def _only_user(node: fx.Node) -> fx.Node | None:
+    """Return the only user of a value, or None."""
     return next(iter(node.users)) if len(node.users) == 1 else None
 
 

@@ -105,6 +105,7 @@ class GroupNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, relu: bool, groups: int, eps: float
     ) -> Tensor:
+        """Compute the result."""
         x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
         added = None if added is None else added.contiguous()
         clients, examples, height, width, channels = x.shape
@@ -122,6 +123,7 @@ class GroupNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of the inputs."""
         x, weight, means, scales, *output = ctx.saved_tensors
         clients, examples, *_, channels = x.shape
         out, of_weight = torch.empty_like(x), x.new_empty((clients, examples, channels))
@@ -135,6 +137,7 @@ class GroupNorm(torch.autograd.Function):
 
 
 def _blocks(each: int) -> tuple[int, int, int]:
+    """Return the block sizes of the kernels."""
     width = triton.next_power_of_2(each)
     return each, width, max(1, BLOCK // width)
 
@@ -237,6 +240,7 @@ class BatchNorm(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, added: Tensor | None, relu: bool, sizes: Tensor, eps: float
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the result."""
         x, weight, bias = x.contiguous(), weight.contiguous(), bias.contiguous()
         added = None if added is None else added.contiguous()
         clients, examples, height, width, channels = x.shape
@@ -261,6 +265,7 @@ class BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of the inputs."""
         x, weight, means, variances, sizes, *output = ctx.saved_tensors
         clients, *_, channels = x.shape
         out, of_weight = torch.empty_like(x), torch.empty_like(means)

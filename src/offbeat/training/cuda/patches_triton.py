@@ -111,6 +111,7 @@ def _max_gradient_kernel(
 
 
 def patches(x: Tensor, g: Any) -> Tensor:
+    """Compute `convolution.patches` with a kernel."""
     clients, examples, height, width, channels = x.shape
     high, wide = g.out(height, 0), g.out(width, 1)
     out = x.new_empty((clients, examples * high * wide, g.kernel[0] * g.kernel[1] * channels))
@@ -120,6 +121,7 @@ def patches(x: Tensor, g: Any) -> Tensor:
 
 
 def fold_patches(columns: Tensor, shape: torch.Size, g: Any) -> Tensor:
+    """Compute `convolution.fold_patches` with a kernel."""
     _, _, height, width, channels = shape
     out = columns.new_empty(shape)
     sides = (height, width, channels, g.out(height, 0), g.out(width, 1), *g.kernel, *g.stride, *g.padding, *g.dilation)
@@ -128,6 +130,7 @@ def fold_patches(columns: Tensor, shape: torch.Size, g: Any) -> Tensor:
 
 
 def max_of_windows(x: Tensor, side: tuple[int, int]) -> Tensor:
+    """Compute `convolution.max_of_windows` with a kernel."""
     clients, examples, height, width, channels = x.shape
     high, wide = height // side[0], width // side[1]
     out = x.new_empty((clients, examples, high, wide, channels))
@@ -137,6 +140,7 @@ def max_of_windows(x: Tensor, side: tuple[int, int]) -> Tensor:
 
 
 def max_pool_gradient(x: Tensor, best: Tensor, grad: Tensor, side: tuple[int, int]) -> Tensor:
+    """Compute `convolution.max_pool_gradient` with a kernel."""
     _, _, height, width, channels = x.shape
     out = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     sides = (height, width, channels, height // side[0], width // side[1], *side, BLOCK, _needs_int64(x))
@@ -145,6 +149,7 @@ def max_pool_gradient(x: Tensor, best: Tensor, grad: Tensor, side: tuple[int, in
 
 
 def _grid(out: Tensor) -> tuple[int]:
+    """Return the number of blocks that cover the output."""
     return (triton.cdiv(out.numel(), BLOCK),)
 
 

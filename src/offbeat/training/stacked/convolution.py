@@ -19,6 +19,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from offbeat.training.torch_state import GradientContext
+
 log = logging.getLogger("offbeat")
 
 MIN_PATCHES_PER_PART = 512  # patches at least in a part of the gradient's sum
@@ -34,6 +36,7 @@ class Geometry(NamedTuple):
     dilation: tuple[int, int] = (1, 1)
 
     def out(self, side: int, axis: int) -> int:
+        """Return the size of the output along one axis."""
         reach = self.dilation[axis] * (self.kernel[axis] - 1) + 1
         return (side + 2 * self.padding[axis] - reach) // self.stride[axis] + 1
 
@@ -51,12 +54,14 @@ def max_pool(x: Tensor, side: tuple[int, int]) -> Tensor:
 
 
 def avg_pool(x: Tensor, side: tuple[int, int]) -> Tensor:
+    """Return the mean of each window."""
     return _windows(x, side).mean((3, 5))
 
 
 class _Convolution(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    def forward(ctx: GradientContext, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+        """Compute the result."""
         clients, examples, height, width, _ = x.shape
         columns = _pooling_functions(x.device.type).patches(x, geometry)
         flat = _flatten_weight(weight)
@@ -69,7 +74,8 @@ class _Convolution(torch.autograd.Function):
         return out.view(clients, examples, geometry.out(height, 0), geometry.out(width, 1), -1)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: GradientContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of the inputs."""
         columns, flat = ctx.saved_tensors
         inputs, weights = ctx.shapes
         grad = grads[0].reshape(inputs[0], -1, weights[1])  # (clients, patches, out)
@@ -88,7 +94,8 @@ class _TritonConvolution(torch.autograd.Function):
     """The same convolution without patches in memory, on GPUs with Triton whose blocks the channels fill."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+    def forward(ctx: GradientContext, x: Tensor, weight: Tensor, bias: Tensor | None, geometry: Geometry) -> Tensor:
+        """Compute the result."""
         from offbeat.training.cuda import conv_triton
 
         x = x.contiguous()
@@ -98,7 +105,8 @@ class _TritonConvolution(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: GradientContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of the inputs."""
         from offbeat.training.cuda import conv_triton
 
         x, weight = ctx.saved_tensors
@@ -123,6 +131,7 @@ def _flatten_weight(weight: Tensor) -> Tensor:
 
 
 def _choose_convolution(x: Tensor, weight: Tensor) -> Any:
+    """Return the Triton convolution if it supports these shapes, else the one from matrix products."""
     if not has_kernels(x.device.type):
         return _Convolution
     from offbeat.training.cuda import conv_triton
@@ -185,23 +194,27 @@ class _MaxPool(torch.autograd.Function):
     """Max pooling whose gradient goes to the first of equal maxima, as in torch."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, side: tuple[int, int]) -> Tensor:
+    def forward(ctx: GradientContext, x: Tensor, side: tuple[int, int]) -> Tensor:
+        """Compute the result."""
         out: Tensor = _pooling_functions(x.device.type).max_of_windows(x, side)
         ctx.save_for_backward(x, out)
         ctx.side = side
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: GradientContext, *grads: Tensor) -> tuple[Tensor, None]:
+        """Compute the gradients of the inputs."""
         x, out = ctx.saved_tensors
         return _pooling_functions(x.device.type).max_pool_gradient(x, out, grads[0], ctx.side), None
 
 
 def max_of_windows(x: Tensor, side: tuple[int, int]) -> Tensor:
+    """Return the maximum of each window."""
     return _windows(x, side).amax((3, 5))
 
 
 def max_pool_gradient(x: Tensor, out: Tensor, grad: Tensor, side: tuple[int, int]) -> Tensor:
+    """Return the gradient of the inputs; the first of equal maxima gets it."""
     windows = _windows(x, side)
     free = torch.ones_like(out, dtype=torch.bool)
     rows = []

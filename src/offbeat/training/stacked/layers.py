@@ -15,11 +15,13 @@ import torch
 from torch import Tensor, fx, nn, vmap
 from torch.nn import functional as F
 
+from offbeat.core.draws import hashed_uniform, site_noise
 from offbeat.training.cuda.norm_relu import FusedNorm, find_fused_norms
-from offbeat.training.regularization import CHANNEL_DROPOUTS, SUPPORTED, hashed_uniform, site_noise
+from offbeat.training.dropout import CHANNEL_DROPOUTS, SUPPORTED
 from offbeat.training.stacked.convolution import Geometry, avg_pool, convolve, has_kernels, max_pool
 from offbeat.training.stacked.masked_batch_norm import NORMS, BatchMask, batch_norm
 
+AnyLayer = Any  # a module of the class for which a function is registered below
 Params = Mapping[str, Tensor]  # by name, (clients, *shape)
 Forward = Callable[[Params, Tensor, Tensor | None, BatchMask], Tensor]
 Layer = Callable[["ForwardContext", str, nn.Module, Tensor], Tensor]
@@ -38,6 +40,7 @@ class ForwardContext:
         self.calls: dict[int, int] = {}
 
     def parameter(self, prefix: str, name: str) -> Tensor:
+        """Return a parameter of a layer, one per client."""
         return self.params[f"{prefix}.{name}" if prefix else name]
 
 
@@ -68,6 +71,7 @@ def _run_single(
 
 
 def _check_node(module: nn.Module, node: fx.Node) -> None:
+    """Raise NotStackable if an operation of the traced model has no stacked form."""
     if node.op == "call_module":
         layer = module.get_submodule(str(node.target))
         if type(layer) not in LAYERS:
@@ -91,6 +95,7 @@ def _check_node(module: nn.Module, node: fx.Node) -> None:
 
 
 def _is_read_again(node: fx.Node) -> bool:
+    """Return whether another operation reads an input of this node."""
     return any(len(value.users) > 1 for value in node.all_input_nodes)
 
 
@@ -128,6 +133,7 @@ def _run_graph(
     keys: Tensor | None,
     batch: BatchMask,
 ) -> Tensor:
+    """Run the operations of a traced model for all clients."""
     now = ForwardContext(params, keys, sites, batch)
     values: dict[str, Tensor] = {}
     for node in nodes:
@@ -152,6 +158,7 @@ def _run_graph(
 
 
 def _resolve(arg: Any, values: Mapping[str, Any]) -> Any:
+    """Return the value of an argument."""
     return values[arg.name] if isinstance(arg, fx.Node) else arg
 
 
@@ -169,6 +176,7 @@ def _apply_input_hooks(module: nn.Module, x: Tensor) -> Tensor:
 
 
 def _linear(now: ForwardContext, name: str, layer: nn.Module, x: Tensor) -> Tensor:
+    """Compute a fully connected layer."""
     weight = now.parameter(name, "weight").transpose(1, 2)
     flat = x.flatten(1, -2)
     if layer.bias is None:
@@ -179,6 +187,7 @@ def _linear(now: ForwardContext, name: str, layer: nn.Module, x: Tensor) -> Tens
 
 
 def _conv2d(now: ForwardContext, name: str, layer: nn.Module, x: Tensor) -> Tensor:
+    """Compute a 2D convolution."""
     bias = None if layer.bias is None else now.parameter(name, "bias")
     geometry = Geometry(layer.kernel_size, layer.stride, layer.padding, layer.dilation)  # type: ignore[arg-type]
     return _channels_second(convolve(_channels_last(x), now.parameter(name, "weight"), bias, geometry))
@@ -195,19 +204,26 @@ def _conv1d(now: ForwardContext, name: str, layer: nn.Module, x: Tensor) -> Tens
 
 
 def _pool(
-    pool: Callable[[Tensor, tuple[int, int]], Tensor], now: ForwardContext, name: str, layer: Any, x: Tensor
+    pool: Callable[[Tensor, tuple[int, int]], Tensor], now: ForwardContext, name: str, layer: AnyLayer, x: Tensor
 ) -> Tensor:
+    """Compute a pooling layer."""
     return _channels_second(pool(_channels_last(x), _pair(layer.kernel_size)))
 
 
 def _group_norm(
-    now: ForwardContext, name: str, layer: Any, x: Tensor, added: Tensor | None = None, cut: bool = False
+    now: ForwardContext, name: str, layer: AnyLayer, x: Tensor, added: Tensor | None = None, cut: bool = False
 ) -> Tensor:
+    """Compute a GroupNorm layer, with an optional residual and ReLU."""
     return group_norm(x, *_affine_parameters(now, name, layer), layer, added, cut)
 
 
 def group_norm(
-    x: Tensor, weight: Tensor | None, bias: Tensor | None, layer: Any, added: Tensor | None = None, cut: bool = False
+    x: Tensor,
+    weight: Tensor | None,
+    bias: Tensor | None,
+    layer: AnyLayer,
+    added: Tensor | None = None,
+    cut: bool = False,
 ) -> Tensor:
     """Normalize x (clients, examples, channels, …) with weight and bias (clients, channels).
 
@@ -227,18 +243,20 @@ def group_norm(
 
 
 def _batch_norm(
-    now: ForwardContext, name: str, layer: Any, x: Tensor, added: Tensor | None = None, cut: bool = False
+    now: ForwardContext, name: str, layer: AnyLayer, x: Tensor, added: Tensor | None = None, cut: bool = False
 ) -> Tensor:
+    """Compute a BatchNorm layer, with an optional residual and ReLU."""
     return batch_norm(x, *_affine_parameters(now, name, layer), name, layer, now.batch, added, cut)
 
 
-def _layer_norm(now: ForwardContext, name: str, layer: Any, x: Tensor) -> Tensor:
+def _layer_norm(now: ForwardContext, name: str, layer: AnyLayer, x: Tensor) -> Tensor:
+    """Compute a LayerNorm layer."""
     at = x.dim() - len(layer.normalized_shape)
     weight, bias = _affine_parameters(now, name, layer)
     return _scale_and_shift(weight, bias, F.layer_norm(x, layer.normalized_shape, eps=layer.eps), x, at)
 
 
-def _affine_parameters(now: ForwardContext, name: str, layer: Any) -> tuple[Tensor | None, Tensor | None]:
+def _affine_parameters(now: ForwardContext, name: str, layer: AnyLayer) -> tuple[Tensor | None, Tensor | None]:
     """Return weight and bias of a norm, each of which may be None."""
     weight, bias = (
         None if getattr(layer, kind, None) is None else now.parameter(name, kind) for kind in ("weight", "bias")
@@ -250,6 +268,7 @@ def _scale_and_shift(weight: Tensor | None, bias: Tensor | None, normal: Tensor,
     """Scale and shift each client's values along the dimensions from `at` on."""
 
     def along(values: Tensor) -> Tensor:
+        """Return each client's values in a shape that broadcasts over the inputs."""
         return values.view(len(values), *(1,) * (at - 1), *values.shape[1:], *(1,) * (x.dim() - at - values.dim() + 1))
 
     normal = normal.view(x.shape)
@@ -257,7 +276,8 @@ def _scale_and_shift(weight: Tensor | None, bias: Tensor | None, normal: Tensor,
     return normal if bias is None else normal + along(bias)
 
 
-def _embedding(now: ForwardContext, name: str, layer: Any, x: Tensor) -> Tensor:
+def _embedding(now: ForwardContext, name: str, layer: AnyLayer, x: Tensor) -> Tensor:
+    """Look up embeddings in one table for all clients."""
     weight = now.parameter(name, "weight")
     first = torch.arange(len(weight), device=x.device) * weight.shape[1]
     places = x + first.view(-1, *(1,) * (x.dim() - 1))
@@ -267,7 +287,8 @@ def _embedding(now: ForwardContext, name: str, layer: Any, x: Tensor) -> Tensor:
     return torch.where((x == layer.padding_idx)[..., None], out.detach(), out)  # its row is never trained
 
 
-def _dropout(now: ForwardContext, name: str, layer: Any, x: Tensor) -> Tensor:
+def _dropout(now: ForwardContext, name: str, layer: AnyLayer, x: Tensor) -> Tensor:
+    """Drop entries or channels with the key of each client."""
     p = float(layer.p)
     if not layer.training or p == 0:
         return x
@@ -284,19 +305,23 @@ def _dropout(now: ForwardContext, name: str, layer: Any, x: Tensor) -> Tensor:
 
 
 def _entrywise(now: ForwardContext, name: str, layer: nn.Module, x: Tensor) -> Tensor:
+    """Compute a layer that treats each entry alone."""
     out: Tensor = layer(x.clone() if getattr(layer, "inplace", False) else x)
     return out
 
 
 def _channels_last(x: Tensor) -> Tensor:
+    """Move channels behind the image axes."""
     return x.permute(0, 1, 3, 4, 2)
 
 
 def _channels_second(x: Tensor) -> Tensor:
+    """Move channels before the image axes."""
     return x.permute(0, 1, 4, 2, 3)
 
 
 def _pair(value: Any) -> tuple[int, int]:
+    """Return an option for both axes of an image."""
     return (value, value) if isinstance(value, int) else (int(value[0]), int(value[1]))
 
 

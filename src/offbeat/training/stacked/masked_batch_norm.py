@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from offbeat.training.stacked.convolution import has_kernels
+from offbeat.training.torch_state import GradientContext
 
 NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
 
@@ -88,8 +89,15 @@ class _Normalize(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, counts: Tensor, number: Tensor, eps: float
+        ctx: GradientContext,
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        counts: Tensor,
+        number: Tensor,
+        eps: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the result."""
         share = counts / number
         mean = _mean_dimensions(x * share)
         apart = x - mean
@@ -105,7 +113,8 @@ class _Normalize(torch.autograd.Function):
         return out, *moments
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: GradientContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        """Compute the gradients of the inputs."""
         x, mean, scale, slope, counts, number = ctx.saved_tensors
         grad, (has_weight, has_bias) = grads[0], ctx.has
         normal = (x - mean).mul_(scale)

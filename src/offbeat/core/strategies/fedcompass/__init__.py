@@ -102,6 +102,7 @@ class FedCompass(Settings):
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         amount = self.work.steps or self.work.epochs
         message = f"work: {amount} steps or epochs: the scheduler sets the steps, between q_min and q_max"
@@ -114,6 +115,7 @@ class FedCompass(Settings):
         return Compass(q_min=self.q_min, q_max=self.q_max, latest=self.latest, speed=self.speed, create=self.create)
 
     def init(self, world: World) -> State:
+        """Return the state at the start of a run."""
         return State.of(world, census=ClientExampleCounts.of(world.clients, self.weights))
 
     def on_event(self, state: State, event: Event) -> list[Action]:

@@ -94,6 +94,7 @@ class Compass:
     create: Create = "expected"  # a new group is placed after an open one's T_a, or T_max (authors' code)
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         check(self)
         require(self.q_max >= self.q_min, f"q_max = {self.q_max}: at least q_min = {self.q_min} steps")
 

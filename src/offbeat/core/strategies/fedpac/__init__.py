@@ -108,6 +108,7 @@ class FedPAC(RoundSettings):
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         require(self.head != "", "head = '': give the name of a module, or none for the last one with parameters")
         message = f"work.lr = {self.work.lr}: the body is trained with lr = {self.lr}; give one of them"
@@ -115,6 +116,7 @@ class FedPAC(RoundSettings):
         require(self.work.rule is None, f"fedpac has a client rule of its own: it cannot take {self.work.rule!r}")
 
     def init(self, world: World) -> State:
+        """Return the state at the start of a run."""
         halves = Halves.of(world.layout, self.head)  # raises an error for a model without a body
         stores = {name: world.store(name) for name in ("heads", "means", "counts")}
         return State.of(world, clients=world.clients, halves=halves, **stores)

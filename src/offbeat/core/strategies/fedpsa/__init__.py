@@ -97,6 +97,7 @@ class FedPSA(Settings):
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         require(self.work.rule is None, f"fedpsa has a client rule of its own: it cannot take {self.work.rule!r}")
         _ = self.sketcher  # validates its settings
@@ -115,6 +116,7 @@ class FedPSA(Settings):
         return replace(self.work, rule=Sketched(k=self.sketch))
 
     def init(self, world: World) -> State:
+        """Return the state at the start of a run."""
         if world.probe is None:
             raise ConfigError(
                 "fedpsa compares sketches of models, and World.probe is None: build it from the strategy's `sketcher`"

@@ -40,6 +40,7 @@ class GaussianSketch(Settings):
     calibration_size: Annotated[int, least(1, "at least 1 example")] = 32
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         require(self.k >= 1, f"sketch = {self.k}: a sketch has at least 1 entry")
         super().__post_init__()
 

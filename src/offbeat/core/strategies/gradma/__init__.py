@@ -110,6 +110,7 @@ class GradMA(RoundSettings):
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         lr = self.lr_local
         message = f"work.lr = {self.work.lr}: clients train with lr_local = {lr}; give one of them"
@@ -123,6 +124,7 @@ class GradMA(RoundSettings):
         return replace(self.work, lr=self.work.lr if self.lr_local is None else self.lr_local, rule=rule)
 
     def init(self, world: World) -> State:
+        """Return the state at the start of a run."""
         return State.of(world, clients=world.clients, deltas=world.store("deltas"))
 
     def on_event(self, state: State, event: Event) -> list[Action]:

@@ -78,6 +78,7 @@ class OrthoFL(Settings):
     work: LocalWork = LocalWork()
 
     def __post_init__(self) -> None:
+        """Check the settings."""
         super().__post_init__()
         message = f"evict_after = {self.evict_after}: applies only to projection = 'pairwise'"
         require(self.evict_after is None or (self.calibrate and self.projection == "pairwise"), message)
@@ -88,6 +89,7 @@ class OrthoFL(Settings):
         return self.calibrate and (self.projection == "pairwise" or self.reference == "chain")
 
     def init(self, world: World) -> State:
+        """Return the state at the start of a run."""
         stores = {name: world.store(name) for name in ("snapshots", "replies", "updates")}
         return State.of(world, chain=world.model if self._chains else None, **stores)
 

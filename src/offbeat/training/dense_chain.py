@@ -79,17 +79,20 @@ class DenseChain:
         dense = (link for link in self.links if isinstance(link, DenseLayer))
         return [(slice_view(vectors, d.weight), None if d.bias is None else slice_view(vectors, d.bias)) for d in dense]
 
-    def gradient(self, points: Tensor, x: Tensor, y: Tensor, sizes: Tensor | None) -> Tensor:
+    def gradient(self, points: Tensor, x: Tensor, y: Tensor, sizes: Tensor | None = None) -> Tensor:
         """Return the gradient of each client's mean loss; `sizes` are the numbers of examples that count."""
         grad = torch.empty(points.shape, dtype=points.dtype, device=points.device)
-        shares = 1 / x.shape[1] if sizes is None else _example_weights(sizes, x.shape[1], points.dtype)
-        into = self.views(grad)
-        for layer, d, below in self._backward(self.views(points), x, y, shares):
+        self.write_gradient(self.views(points), self.views(grad), x, y, sizes)
+        return grad
+
+    def write_gradient(self, views: Views, into: Views, x: Tensor, y: Tensor, sizes: Tensor | None = None) -> None:
+        """Write the gradient at these weights into views of other vectors."""
+        shares = 1 / x.shape[1] if sizes is None else _example_weights(sizes, x.shape[1], views[0][0].dtype)
+        for layer, d, below in self._backward(views, x, y, shares):
             weight, bias = into[layer]
-            weight.baddbmm_(d, below, beta=0)
+            torch.bmm(d, below, out=weight)
             if bias is not None:
                 torch.sum(d, 2, out=bias)
-        return grad
 
     def descend(self, views: Views, x: Tensor, y: Tensor, sizes: Tensor | None, rates: Tensor) -> None:
         """Take one SGD step in place; without `sizes`, `rates` (clients, 1, 1) are divided by the batch size."""
@@ -199,6 +202,7 @@ def dense_links(module: nn.Module, layout: Layout, shape: tuple[int, ...]) -> tu
 
 
 def _named_leaves(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers of nested nn.Sequential modules in order, with their prefixes."""
     if type(module) is nn.Sequential and not _has_hooks(module) and (not name or not module._forward_pre_hooks):
         for key, child in module._modules.items():  # also one that comes twice
             if child is not None:
@@ -214,6 +218,7 @@ def _has_hooks(module: nn.Module) -> bool:
 
 
 def _loss_error(task: Task, outputs: int, data: ClientData) -> Error | None:
+    """Return the gradient of the loss with respect to the outputs, or None for unsupported losses."""
     targets = data.label_shape
     if type(task) is Classification and task.criterion is None and targets == ():
         most = data.num_classes

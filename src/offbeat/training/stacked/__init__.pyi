@@ -1,1 +1,0 @@
-from offbeat.training.stacked.stack_trainer import StackTrainer as StackTrainer
