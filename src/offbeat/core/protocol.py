@@ -133,7 +133,7 @@ Action = Dispatch | Commit | SetTimer | CancelTimer | Reject | Note | Stop
 
 
 def _dict_store(purpose: str) -> MutableMapping[int, Tensor]:
-    """Return a dict as store for per-client tensors."""
+    """Return a dict as the store of a `World` without an engine, which keeps all tensors in memory."""
     return {}
 
 

@@ -67,6 +67,7 @@ class Run:
 
     @property
     def world_file(self) -> Path:
+        """The file with the experiment and checksums of data and recordings, which a resumed run must match."""
         return self.folder / "world.json"
 
     @property
