@@ -87,19 +87,22 @@ def test_jobs_of_different_rules_are_stacked_separately_and_answered_in_order(tr
     agree(stacked(trainer, [jobs[i] for i in (3, 0, 4, 1, 2)], caplog), [trainer(jobs[i]) for i in (3, 0, 4, 1, 2)])
 
 
+class CallCounter(nn.Module):
+    """Its buffer, which is not sent, changes at every step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(36, 4)
+        self.register_buffer("calls", torch.zeros(()), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        out: Tensor = self.layer(x.flatten(1)) * (1 + self.calls)
+        return out
+
+
 def test_buffers_that_are_not_sent_start_equal_in_every_job(caplog):
-    class Resident(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(36, 4)
-            self.register_buffer("calls", torch.zeros(()), persistent=False)
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.calls += 1
-            out: Tensor = self.layer(x.flatten(1)) * (1 + self.calls)
-            return out
-
-    trainer = trainer_of(Training(batch=8), Resident())
+    trainer = trainer_of(Training(batch=8), CallCounter())
     jobs = jobs_of(trainer, None)
     agree(stacked(trainer, jobs, caplog), [trainer(job) for job in jobs])
 
@@ -374,19 +377,6 @@ def test_one_example_fails_in_batch_norm_with_and_without_a_stack():
     jobs = [replace(job, num_examples=1 if job.client == 1 else 5) for job in jobs_of(trainer, None)]
     answers = Dispatcher(trainer).train_many(jobs)
     assert [type(answer).__name__ for answer in answers] == ["Result", "ValueError", "Result", "Result", "Result"]
-
-
-class CallCounter(nn.Module):
-    """Its buffer, which is not sent, changes at every step."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(36, 4)
-        self.register_buffer("calls", torch.zeros(()), persistent=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        return self.layer(x.flatten(1)) * (1 + self.calls)
 
 
 def test_graphs_that_are_first_needed_at_a_later_step_see_the_buffers_of_that_step(caplog):

@@ -93,7 +93,7 @@ def _distinct_indices(n: int, k: int, seed: int, purpose: str, *counters: int) -
 
 
 def generator(seed: int, purpose: str, *counters: int) -> torch.Generator:
-    """Return a torch generator for draws of whole tensors (batch order, initial weights)."""
+    """Return a torch generator for draws of whole tensors, such as initial weights."""
     g = torch.Generator()
     g.manual_seed(bits(seed, purpose, *counters) >> 1)
     return g

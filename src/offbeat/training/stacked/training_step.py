@@ -1,4 +1,4 @@
-"""One training step of a stack of clients, as a function of tensors that can be traced.
+"""Take a training step of a stack of clients, as a function of tensors that can be traced.
 
 The gradient of a client is the gradient of its loss, mapped over the clients with vmap. The client rule computes the
 directions of all clients, the optimizer moves their weights, and finished clients stay unchanged.
